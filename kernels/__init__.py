@@ -2,7 +2,7 @@
 
 from autodist.kernels.base import AnyKernel, Context, Fetching, Kernel, run_pipeline
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
-from autodist.kernels.place.assign_owners import find_placements
+from autodist.kernels.place.assign_owners import find_holders
 from autodist.kernels.place.set_by_chief import only_sets
 from autodist.kernels.registry import register_kernel, registered_kernels
 
@@ -14,7 +14,7 @@ __all__ = [
     "Context",
     "Fetching",
     "Kernel",
-    "find_placements",
+    "find_holders",
     "only_sets",
     "register_kernel",
     "registered_kernels",

@@ -17,7 +17,7 @@ from autodist.graph.origins import origins_in
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import CapturedStep, Step
 from autodist.kernels.plan import Plan
-from autodist.placement.group import Group
+from autodist.placement.group import Group, worker_count
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import Subgroups
 
@@ -63,7 +63,7 @@ class Context:
     @functools.cached_property
     def workers(self) -> int:
         """The number of workers, including those without replicas."""
-        return self.strategy.graph_config.workers or 1 + max(r.worker for r in self.replicas)
+        return worker_count(self.strategy.graph_config)
 
     @functools.cached_property
     def group(self) -> Group:
@@ -141,10 +141,9 @@ class Context:
             for stage, workers in enumerate(self.plan.stage_workers) if self.worker in workers
         )  # fmt: skip
 
-    def nearest_holder(self, owner: int) -> int:
-        """Returns the worker of this worker's pipeline that holds the variables of `owner`; without one, `owner`."""
-        stage_group = self.plan.stage_group.get(owner)
-        return (owner, *stage_group)[self.stage_rank[1]] if stage_group else owner
+    def nearest_holder(self, group: Group) -> int:
+        """Returns the worker of a group that holds a variable for this worker: the one of its pipeline, or the only."""
+        return group.workers[self.stage_rank[1] if len(group.workers) > 1 else 0]
 
     def task(self, worker: int) -> str:
         """Returns the TensorFlow device prefix of a worker."""

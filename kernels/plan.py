@@ -6,9 +6,11 @@ from collections.abc import Collection, Hashable
 from functools import cached_property
 
 from autodist.compressors import NO_COMPRESSOR, Compressor
-from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.graph.parts import PendingReduction, PendingReductionKind, Variable
 from autodist.graph.pipeline_schedule import SCHEDULES
-from autodist.graph.placement import SyncMode, VariablePlacement
+from autodist.placement.group import Group, worker_count
+from autodist.placement.holder import Holder
+from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, named_synchronizers, partitioning_of
 
@@ -20,7 +22,7 @@ class Plan:
         strategy: validated and without AUTO.
 
     Attributes:
-        cuts: the partitionings of the partitioned variables.
+        partitionings: those of the partitioned variables.
         stage_workers: for each pipeline stage its workers, one per pipeline; empty if every replica computes the whole
             model.
         schedule: the order in which a pipeline processes the micro-batches.
@@ -30,11 +32,13 @@ class Plan:
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
         self._shards = {node.variable: dict(named_synchronizers(node)) for node in strategy.nodes}
         self._synchronizers = {name: one for shards in self._shards.values() for name, one in shards.items()}
-        cuts = {node.variable: partitioning_of(node) for node in strategy.nodes}
-        self.cuts = {variable: cut for variable, cut in cuts.items() if cut is not None}
+        partitionings = {node.variable: partitioning_of(node) for node in strategy.nodes}
+        self.partitionings = {variable: one for variable, one in partitionings.items() if one is not None}
         self.stage_workers = tuple((one.worker, *(b.worker for b in one.beside)) for one in strategy.pipeline.stages)
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
+        self._workers = worker_count(strategy.graph_config)
+        self._groups: dict[int | None, Group] = {}
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -46,19 +50,36 @@ class Plan:
         """The number of parallel pipelines. Each processes its part of the batch."""
         return len(self.stage_workers[0]) if self.stage_workers else 1
 
-    @cached_property
-    def stage_group(self) -> dict[int, tuple[int, ...]]:
-        """For each owner, the other workers of its pipeline stage, which hold the same variables."""
-        return {workers[0]: workers[1:] for workers in self.stage_workers if len(workers) > 1}
-
     @property
     def variables(self) -> Collection[str]:
         """The names of all synchronised variables, in the strategy's order."""
         return self._shards.keys()
 
-    def owners_of(self, variable: str) -> dict[str, int]:
-        """Returns the owner of a variable, or of each of its shards, if a single worker holds it."""
-        return {name: one.owner for name, one in self._shards[variable].items() if one.owner is not None}
+    def holder(self, variable: Variable) -> Holder:
+        """Returns the holder of a synchronised variable."""
+        groups = [self._group_of(one.owner) for one in self._shards[variable.name].values()]
+        partitioning = self.partitionings.get(variable.name)
+        if partitioning is None:
+            return Holder.whole(variable.shape, groups[0])
+        return Holder.partitioned(variable.shape, partitioning, groups)
+
+    @property
+    def all_workers(self) -> Group:
+        return Group.all_workers(self._workers)
+
+    def _group_of(self, owner: int | None) -> Group:
+        """Returns all workers without an owner, or the owner with the other workers of its pipeline stage."""
+        if owner not in self._groups:
+            stage = next((workers for workers in self.stage_workers if workers[0] == owner), None)
+            self._groups[owner] = self.all_workers if owner is None else Group.of_workers(stage or (owner,))
+        return self._groups[owner]
+
+    @property
+    def first_owner(self) -> int:
+        """The owner of the first variable, or of its first shard; there is one if all variables are asynchronous."""
+        owner = next(iter(self._synchronizers.values())).owner
+        assert owner is not None, "an asynchronous variable has an owner"
+        return owner
 
     @cached_property
     def collective(self) -> str | None:
@@ -69,9 +90,9 @@ class Plan:
         """Returns the worker that owns a variable, or None if every worker has it."""
         return self._synchronizers[variable].owner if variable in self._synchronizers else None
 
-    def variable_placement(self, variable: str) -> VariablePlacement | None:
-        """Returns the placement of a variable that one worker owns."""
-        return self._synchronizers[variable].variable_placement if variable in self._synchronizers else None
+    def synchrony(self, variable: str) -> Synchrony | None:
+        """Returns the synchronization of a variable that one worker owns."""
+        return self._synchronizers[variable].synchrony if variable in self._synchronizers else None
 
     def has_cached_copy(self, variable: str) -> bool:
         """Returns True if every worker caches a copy of an owned variable for its replicas to read."""
@@ -80,10 +101,8 @@ class Plan:
     @property
     def is_asynchronous(self) -> bool:
         """True if every trained variable is updated with each worker's gradient separately."""
-        variable_placements = [one.variable_placement for one in self._synchronizers.values()]
-        return bool(variable_placements) and all(
-            k is not None and k.pace is SyncMode.ASYNCHRONOUS for k in variable_placements
-        )
+        synchronies = [one.synchrony for one in self._synchronizers.values()]
+        return bool(synchronies) and all(k is not None and k.mode is SyncMode.ASYNCHRONOUS for k in synchronies)
 
     def owner_of(self, join: PendingReduction) -> int | None:
         return self.owner(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None

@@ -28,7 +28,7 @@ def sum_of_sums(parts: Sequence[tf.Tensor], groups: int) -> tf.Tensor:
     return ordered_sum([ordered_sum(parts[start : start + size]) for start in range(0, len(parts), size)])
 
 
-def merged(parts: Sequence[tf.Tensor], how: ReduceOp) -> tf.Tensor:
+def reduce_values(parts: Sequence[tf.Tensor], how: ReduceOp) -> tf.Tensor:
     """Returns the sum of tensors of one shape, added in order, or their elementwise maximum, minimum or product."""
     if how is ReduceOp.ADD:
         return ordered_sum(parts)
@@ -42,23 +42,23 @@ def merged(parts: Sequence[tf.Tensor], how: ReduceOp) -> tf.Tensor:
     return tf.reduce_prod(together, 0)
 
 
-def together(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) -> list[tf.Tensor]:
+def reduce_parts(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) -> list[tf.Tensor]:
     """Reduces parts, each a value and optionally its weight, to one such part."""
     parts = list(parts)
     weight = [ordered_sum([p[1] for p in parts])] if len(parts[0]) > 1 else []
-    return [merged([p[0] for p in parts], how), *weight]
+    return [reduce_values([p[0] for p in parts], how), *weight]
 
 
-def mean_of(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) -> tf.Tensor:
+def reduce_to_mean(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) -> tf.Tensor:
     """Returns the parts' sum divided by the sum of their weights, if they have any; `how` selects another reduction."""
     parts = list(parts)
-    total = merged([p[0] for p in parts], how)
+    total = reduce_values([p[0] for p in parts], how)
     if len(parts[0]) == 1:
         return total
     return tf.math.divide_no_nan(total, tf.cast(ordered_sum([p[1] for p in parts]), total.dtype))
 
 
-def nothing_like(value: tf.Tensor, how: ReduceOp) -> tf.Tensor:
+def identity_like(value: tf.Tensor, how: ReduceOp) -> tf.Tensor:
     """Returns the identity element of a reduction, in the shape of `value`: the part of a replica without examples."""
     if how is ReduceOp.ADD:
         return tf.zeros_like(value)
@@ -89,7 +89,7 @@ def rows_of_examples(ids: tf.Tensor, values: tf.Tensor, size: tf.Tensor, aligned
     return kept[0], kept[1]
 
 
-def rows_together(
+def join_rows(
     how: RowJoin, aligned: int, ids: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Joins the indices and values of several parts of a sparse gradient.

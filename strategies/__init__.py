@@ -3,7 +3,8 @@
 A builder (built-in or user-defined) decides, the protobuf Strategy records the decision, and the kernels apply it.
 """
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.group import worker_count
+from autodist.placement.partitioning import Partitioning
 from autodist.strategies.all_reduce import AllReduce, AllReduceOptions, all_reduce_node, all_reduce_synchronizer
 from autodist.strategies.base import (
     BuildsStrategy,
@@ -14,7 +15,7 @@ from autodist.strategies.base import (
 )
 from autodist.strategies.build_strategy import call_builder
 from autodist.strategies.check import check_strategy
-from autodist.strategies.cost import Traffic, bytes_sent, link_bytes, sums_by_worker, traffic, worker_count
+from autodist.strategies.cost import Traffic, bytes_sent, link_bytes, sums_by_worker, traffic
 from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
 from autodist.strategies.nodes import partitioned_node, whole_node
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from autodist.placement.group import Group
+from autodist.placement.group import Group, worker_count
 from autodist.proto import strategy_pb2
 from autodist.strategies.nodes import distinct_shards, whole_node
 from autodist.strategies.variables import SyncedVariable
@@ -103,11 +103,6 @@ def bytes_sent(
     for node in nodes:
         total.add_times(sent_for(by_name[node.variable], node, computing)[0].whole(), 1)
     return total.by_worker(worker_count(config))
-
-
-def worker_count(config: strategy_pb2.GraphConfig) -> int:
-    """Returns the number of workers, including those without replicas."""
-    return config.workers or len(computing_workers(config))
 
 
 def computing_workers(config: strategy_pb2.GraphConfig) -> frozenset[int]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.strategies.partitioning import shards_of
 from autodist.strategies.variables import SyncedVariable

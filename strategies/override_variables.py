@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from autodist.errors import StrategyError
-from autodist.graph.placement import Partitioning
 from autodist.logs.formatting import listed, nearest
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy

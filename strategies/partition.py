@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from autodist.errors import StrategyError
-from autodist.graph.placement import Partitioning
 from autodist.logs.formatting import readable_shape
 from autodist.options.fields import check_options
+from autodist.placement.partitioning import Partitioning
 from autodist.strategies.partitioning import even_sizes
 from autodist.strategies.variables import SyncedVariable
 

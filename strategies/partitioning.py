@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autodist.graph.placement import Partitioning, shard_name
+from autodist.placement.partitioning import Partitioning, shard_name
 from autodist.strategies.variables import SyncedVariable
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy, workers_with_replicas

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from autodist.placement.group import Group
+from autodist.placement.group import Group, worker_count
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.cost import worker_count
 from autodist.strategies.specs import effective_spec, summed_bytes
 from autodist.strategies.subgroups import LEAST_WORKERS, choose_subgroups, sum_cost
 from autodist.strategies.variables import GraphLike

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.graph.pipeline_schedule import SCHEDULES, bubble, make_schedule
-from autodist.graph.placement import EVERY_WORKER
 from autodist.logs.formatting import counted, listed, readable_bytes, readable_shape
+from autodist.placement.group import worker_count
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.check_pipeline import pipelines_of, stage_groups_of, stage_of, workers_of
-from autodist.strategies.cost import Traffic, computing_workers, sent_for, sent_in_stage_group, worker_count
+from autodist.strategies.cost import Traffic, computing_workers, sent_for, sent_in_stage_group
 from autodist.strategies.nodes import distinct_shards
 from autodist.strategies.specs import effective_spec, resolve_node
 from autodist.strategies.sum_summary import sum_summary
@@ -232,10 +232,9 @@ def _groups(groups: Sequence[int]) -> str:
 
 def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
     """Returns the workers that hold the variable; of a partitioned one, the number of shards of each owner."""
-    by_index = Counter(EVERY_WORKER if one.owner is None else one.owner for one in synchronizers_of(node))
-    owners = {
-        ALL_WORKERS if index == EVERY_WORKER else names[index]: count for index, count in sorted(by_index.items())
-    }
+    by_owner = Counter(one.owner for one in synchronizers_of(node))
+    in_order = sorted(by_owner, key=lambda owner: -1 if owner is None else owner)
+    owners = {ALL_WORKERS if owner is None else names[owner]: by_owner[owner] for owner in in_order}
     partitioning = partitioning_of(node)
     return owners_text(owners, None if partitioning is None else partitioning.axis)
 

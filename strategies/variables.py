@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
-from autodist.graph.placement import shard_name
+from autodist.placement.partitioning import shard_name
 
 
 class DTypeLike(Protocol):

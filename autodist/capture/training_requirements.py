@@ -14,10 +14,10 @@ from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import find_stages
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
-from autodist.graph.placement import listed
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.placement.partitioning import listed
 
 _NONE = (
     "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "

@@ -19,8 +19,10 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops  # holds TensorFlow's default generator
 
 from autodist.checkpoint.content import OURS, Value
-from autodist.graph.placement import Placement, listed
 from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.placement.group import Group
+from autodist.placement.holder import Holder
+from autodist.placement.partitioning import listed
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.draws import Draws
@@ -58,7 +60,8 @@ class ExtraState:
                 yield Value(_GENERATORS + name, variable.read_value)
         for worker, specs in self._run.chief.buffer_specs.items():
             for name, spec in specs.items():
-                stored = StoredVariable(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
+                holder = Holder.whole(tuple(spec.shape), Group.of_workers([worker]))
+                stored = StoredVariable(name, spec.dtype, tuple(spec.shape), holder, on_cpu=True)
                 yield Value.in_session(f"{_BUFFERS}{worker}/{name}", stored)
 
     def files(self) -> Mapping[str, Callable[[str], None]]:

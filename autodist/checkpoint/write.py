@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from autodist.checkpoint.files import Follow, in_threads, nobody
-from autodist.graph.placement import Shard
+from autodist.placement.holder import Slice
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
 from autodist.runtime.variables import StoredVariable
@@ -107,7 +107,7 @@ class PartWriter:
             follow: called with each file of values.
             is_still: True if no step writes the values meanwhile.
         """
-        owners = {s.owner for stored in values.values() for s in stored.shards if s.owner > 0}
+        owners = {s.owner for stored in values.values() for s in stored.slices if s.owner}
         key = (tuple(values.items()), frozenset(self._seeing(sorted(owners), folder)), is_still)
         if key not in self._rounds:
             self._rounds.clear()  # those of other placements are not needed again
@@ -153,7 +153,7 @@ class PartWriter:
         ]
 
     def _slices(self, key: str, stored: StoredVariable, seeing: frozenset[int], is_still: bool) -> Iterator[_Slice]:
-        for shard, worker, value in self._variable_slices.shards(stored, is_still):
+        for shard, worker, value in self._variable_slices.slices(stored, is_still):
             size = stored.dtype.size * prod(shard.shape)
             writer = worker if worker in seeing else 0
             is_copied = not is_still or worker != writer or _is_elsewhere(value)
@@ -170,12 +170,12 @@ class PartWriter:
         return name, operation
 
 
-def place_of(stored: StoredVariable, shard: Shard) -> str:
-    """Returns a shard's `shape_and_slice` for SaveV2 and RestoreV2; empty for a complete variable."""
-    if stored.placement.cut is None:
+def place_of(stored: StoredVariable, one: Slice) -> str:
+    """Returns the `shape_and_slice` of a slice for SaveV2 and RestoreV2; empty for a complete variable."""
+    if stored.holder.partitioning is None:
         return ""
     lengths = " ".join(map(str, stored.shape))
-    return f"{lengths} {':'.join(f'{b},{n}' for b, n in zip(shard.begin, shard.shape, strict=True))}"
+    return f"{lengths} {':'.join(f'{b},{n}' for b, n in zip(one.begin, one.shape, strict=True))}"
 
 
 def write_from_process(

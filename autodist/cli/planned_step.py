@@ -12,12 +12,13 @@ from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.ops import Trait, having
 from autodist.graph.partial_count import PartialCount
-from autodist.graph.placement import EVERY_WORKER, Placement
 from autodist.graph.renaming import Renaming
 from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
-from autodist.kernels.place.assign_owners import find_placements
+from autodist.kernels.place.assign_owners import find_holders
 from autodist.kernels.place.slots import find_slots
+from autodist.placement.group import Group
+from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.log_strategy import figures_of
@@ -191,17 +192,18 @@ class PlannedStep:
 
 def held_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
     """Returns the bytes of variables, slots included, that each worker holds between two steps."""
-    placements: Mapping[str, Placement] = find_placements(step, strategy) if workers > 1 else {}
+    holders: Mapping[str, Holder] = find_holders(step, strategy) if workers > 1 else {}
     computing = {replica.worker for replica in strategy.graph_config.replicas}
     everywhere, with_replicas, held = 0, 0, [0] * workers
     for variable in step.variables:
-        for shard in placements.get(variable.name, Placement()).shards(variable.shape):
-            size = prod(shard.shape) * variable.dtype.size
-            if shard.owner == EVERY_WORKER:
+        holder = holders.get(variable.name) or Holder.whole(variable.shape, Group.all_workers(workers))
+        for one in holder.slices:
+            size = prod(one.shape) * variable.dtype.size
+            if one.group.is_all:
                 everywhere += size
             else:
-                for holder in (shard.owner, *shard.stage_group):
-                    held[holder] += size
+                for worker in one.group.workers:
+                    held[worker] += size
     synced = {variable.name: variable for variable in synced_variables(step)}
     for node in strategy.nodes:
         for piece, part, count in distinct_shards(synced[node.variable], node):
@@ -253,7 +255,7 @@ def count_flops(step: CapturedStep, shapes: Mapping[str, Sequence[int]]) -> int 
 
 
 class PlannedSteps:
-    """Plans each step with the variable placements that earlier steps have chosen, as a run does.
+    """Plans each step with the holders of variables that earlier steps have set, as a run does.
 
     Args:
         builder: builds the strategy.
@@ -264,7 +266,7 @@ class PlannedSteps:
         self.builder = builder
         self._workers = len(spec.workers)
         self._plans = StepPlans(arranged(builder, spec), builder, 0, None)
-        self._placements: dict[str, Placement] = {}
+        self._holders: dict[str, Holder] = {}
 
     def next(self, step: CapturedStep, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, CapturedStep]:
         """Returns the strategy for the next step, and the step with its variables placed by the earlier steps.
@@ -277,13 +279,13 @@ class PlannedSteps:
             StrategyError: the strategy is not possible for this step.
         """
         placed = replace(
-            step, placements={name: self._placements[kept] for name, kept in names.items() if kept in self._placements}
+            step, holders={name: self._holders[kept] for name, kept in names.items() if kept in self._holders}
         )
         strategy = self._plans.build(placed, names)
         self._plans.decide(strategy, names, Renaming())
         if self._workers > 1:
             planned = {node.variable for node in strategy.nodes}
-            for name, placement in find_placements(placed, strategy).items():
-                if name in planned or placement != Placement():
-                    self._placements[names[name]] = placement
+            for name, holder in find_holders(placed, strategy).items():
+                if name in planned or not holder.is_everywhere:
+                    self._holders[names[name]] = holder
         return strategy, placed

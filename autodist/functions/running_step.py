@@ -1,4 +1,4 @@
-"""Running step: a captured step of eager variables that can be run, for any placement of the variables."""
+"""Running step: a captured step of eager variables that can be run, for any holders of the variables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import tensorflow as tf
 from autodist.capture.captured_resources import Table
 from autodist.errors import UnevenBatchError
 from autodist.graph.find_stages import written_handles
-from autodist.graph.placement import Placement, SyncMode, shard_name
 from autodist.graph.step import CapturedStep, ReplicatedStep
 from autodist.kernels import LOCAL_KERNELS, Fetching
+from autodist.placement.group import Group
+from autodist.placement.holder import Holder
+from autodist.placement.synchrony import SyncMode
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.run import Run
@@ -78,7 +80,7 @@ class RunningStep:
     strategy: strategy_pb2.Strategy
     variables: Mapping[str, TrackedVariable]
     _program: Program | None = None
-    _rewritten_for: tuple[Placement, ...] = ()
+    _rewritten_for: tuple[Holder, ...] = ()
     _repeats: bool | None = None
 
     def __post_init__(self) -> None:
@@ -106,7 +108,7 @@ class RunningStep:
         All workers must make the same number of calls, since they count collective calls. A program
         may be repeatable on some workers only, since each has another part of the step.
         """
-        if self._program is None or self._rewritten_for != self._placements:
+        if self._program is None or self._rewritten_for != self._holders:
             return False
         if self._repeats is None:
             can_repeat_here = self.run.recorder is None and self._program.can_repeat
@@ -125,7 +127,7 @@ class RunningStep:
     def _make(
         self, call: Callable[[Program], list[np.ndarray]], steps: int, examples: int, all_examples: int
     ) -> list[np.ndarray]:
-        if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
+        if self._rewritten_for != self._holders:  # another step, which trains a variable, has moved it since
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"
         self._program.require_fits(examples, all_examples)
@@ -183,42 +185,40 @@ class RunningStep:
             self._program.require_even(None, all_examples)
 
     def rewrite(self) -> None:
-        """Makes the program for the current placements, and moves variables that are not placed yet."""
+        """Makes the program for the current holders, and moves variables that have none yet."""
         step = _as_settled(self.step, self.variables)
         names = {name: one.shared_name for name, one in self.variables.items()}
         self._program, rewritten = self.run.steps.program(step, self.strategy, names, Fetching.BY_ALL)
         assert isinstance(rewritten, ReplicatedStep), "made by the kernels of a training step"
-        planned = {node.variable for node in self.strategy.nodes}
+        planned, everyone = {node.variable for node in self.strategy.nodes}, Group.all_workers(self.run.workers)
         for name, tracked in self.variables.items():
-            placement = rewritten.placement(name)
-            if name in planned or placement != Placement():
-                self._settle(tracked, placement)
+            holder = rewritten.holders.get(name)
+            if name in planned or holder is not None:
+                self._settle(tracked, holder or Holder.whole(tracked.source.shape.as_list(), everyone))
             tracked.is_asynchronous |= _is_asynchronous(rewritten, name)
-        self._rewritten_for, self._repeats = self._placements, None
+        self._rewritten_for, self._repeats = self._holders, None
 
-    def _settle(self, tracked: TrackedVariable, placement: Placement) -> None:
-        """Moves a variable to the placement that this step requires."""
+    def _settle(self, tracked: TrackedVariable, holder: Holder) -> None:
+        """Moves a variable to the holder that this step requires."""
         tracked.is_settled = True
-        placement = placement.with_copies_of(tracked.placement)
-        if placement != tracked.placement:
+        holder = holder.with_copies_of(tracked.holder)
+        if holder != tracked.holder:
             if tracked.may_be_behind:
                 self.run.pull()
-            tracked.placement, tracked.is_ahead = placement, True
+            tracked.holder, tracked.is_ahead = holder, True
 
     @property
-    def _placements(self) -> tuple[Placement, ...]:
-        return tuple(tracked.placement for tracked in self.variables.values())
+    def _holders(self) -> tuple[Holder, ...]:
+        return tuple(tracked.holder for tracked in self.variables.values())
 
 
 def _is_asynchronous(rewritten: ReplicatedStep, name: str) -> bool:
     """Returns True if steps update a variable, or one of its shards, on the owner without waiting for other workers."""
-    variable_placements = rewritten.variable_placements
-    cut = rewritten.cuts.get(name)
-    parts = [name] if cut is None else [shard_name(name, k) for k in range(len(cut.sizes))]
-    return any(variable_placements[part].pace is SyncMode.ASYNCHRONOUS for part in parts if part in variable_placements)
+    holder, synchrony_of = rewritten.holders.get(name), rewritten.synchrony_of
+    stored = [] if holder is None else [name + one.name for one in holder.slices]
+    return any(synchrony_of[one].mode is SyncMode.ASYNCHRONOUS for one in stored if one in synchrony_of)
 
 
 def _as_settled(step: CapturedStep, variables: Mapping[str, TrackedVariable]) -> CapturedStep:
-    """Returns the step with its variables placed as earlier steps have placed them."""
-    settled = {name: one.placement for name, one in variables.items() if one.is_settled}
-    return replace(step, placements=settled)
+    """Returns the step with the holders of its variables that earlier steps have set."""
+    return replace(step, holders={name: one.holder for name, one in variables.items() if one.is_settled})

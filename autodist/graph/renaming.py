@@ -72,7 +72,7 @@ class Renaming:
             apart={self.tensor(name): self.tensor(by) for name, by in step.apart.items()},
             outputs=self._tensors(step.outputs),
             targets=tuple(map(self.node, step.targets)),
-            placements={self.variable(name): placement for name, placement in step.placements.items()},
+            holders={self.variable(name): holder for name, holder in step.holders.items()},
             noted=lambda name: step.spec_of(back.tensor(tensor(name))),
             origin_of=lambda name: step.origin_of(back.node(name)),
         )

@@ -17,10 +17,12 @@ from autodist.graph.names import node_of, output_index
 from autodist.graph.origins import Origins, no_origins
 from autodist.graph.parts import EvenSharesRequired, GradientCall, PendingReduction, Variable, VariableGradient
 from autodist.graph.pipeline_part import PipelinePart
-from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, VariablePlacement, shard_name
 from autodist.graph.stages import NO_STAGES, Stages
 from autodist.graph.subgraph import SpecOf, unknown_spec
 from autodist.layout import Propagation
+from autodist.placement.holder import Holder, Slice
+from autodist.placement.partitioning import Partitioning
+from autodist.placement.synchrony import Synchrony
 
 EXAMPLES = "autodist/examples:0"
 """Placeholder of a replicated step, fed with this worker's number of examples (int64 scalar).
@@ -153,7 +155,7 @@ class CapturedStep(Step):
 
     Attributes:
         in_step_all_reduces: those that run while the step computes, in the order of their creation.
-        placements: the placements of the variables that earlier steps have placed, by name.
+        holders: the holders of the variables that earlier steps have placed, by name.
         flows: dependence of the captured tensors on the batch, set if a kernel has changed the graph in ways that
             propagation does not follow.
         is_whole: True if each worker needs the complete outputs, with the rows of all workers in order, and nothing may
@@ -162,7 +164,7 @@ class CapturedStep(Step):
     """
 
     in_step_all_reduces: tuple[InStepAllReduce, ...] = ()
-    placements: Mapping[str, Placement] = field(default_factory=dict)
+    holders: Mapping[str, Holder] = field(default_factory=dict)
     flows: Propagation | None = None
     is_whole: bool = False
     rows: int | None = None
@@ -177,28 +179,29 @@ class StepWithOwners(Step):
     """A step whose variables have owners.
 
     Attributes:
-        owners: maps a variable (or shard) to the worker that holds it; every worker holds those without an owner.
-        stage_group: maps an owner to the other workers that hold the same variables.
-        cuts: maps a captured variable to its partitioning; `variables` has its shards in its place.
-        cached_copies: maps a variable to suffixes of its session name; every worker has a cached copy under each such
-            name.
+        holders: maps a captured variable to the groups that hold it; every worker holds those without an entry.
+            `variables` has shards in place of a partitioned variable.
         pipeline_parts: for a pipeline, the parts of the captured nodes of the compute part, as far as known, and of the
             nodes that a kernel has created to recompute them.
     """
 
-    owners: Mapping[str, int] = field(default_factory=dict)
-    stage_group: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    cuts: Mapping[str, Partitioning] = field(default_factory=dict)
-    cached_copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    holders: Mapping[str, Holder] = field(default_factory=dict)
     pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
 
-    def placement(self, variable: str) -> Placement:
-        """Returns the placement of a captured variable."""
-        cut = self.cuts.get(variable)
-        names = [variable] if cut is None else [shard_name(variable, k) for k in range(len(cut.sizes))]
-        owners = tuple(self.owners.get(name, EVERY_WORKER) for name in names)
-        copies = tuple(tuple(sorted(self.cached_copies.get(name, ()))) for name in names)
-        return Placement(cut, owners, copies, self.stage_group.get(owners[0], ()) if cut is None else ())
+    @cached_property
+    def slices(self) -> dict[str, Slice]:
+        """Maps the name of each variable that has a holder, or of each of its shards, to the slice that it stores."""
+        return {name + one.name: one for name, holder in self.holders.items() for one in holder.slices}
+
+    @cached_property
+    def owners(self) -> dict[str, int]:
+        """Maps variables and shards to the workers that own them; every worker holds those without an owner."""
+        return {name: one.owner for name, one in self.slices.items() if one.owner is not None}
+
+    @cached_property
+    def partitionings(self) -> dict[str, Partitioning]:
+        """Maps the partitioned variables to their partitionings."""
+        return {name: one.partitioning for name, one in self.holders.items() if one.partitioning is not None}
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,7 @@ class PlacedStep(CapturedStep, StepWithOwners):
     @classmethod
     def of(cls, step: CapturedStep, **placed: Any) -> PlacedStep:
         """Returns a captured step with values for the fields that describe its placement."""
-        return cls(**_fields_of(step, CapturedStep), **placed)
+        return cls(**{**_fields_of(step, CapturedStep), **placed})
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,7 @@ class ReplicatedStep(StepWithOwners):
             the first replica keep their captured names.
         joins: the reductions over replicas that no kernel has replaced yet.
         joined_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
-        variable_placements: maps a variable with an owner to its placement.
+        synchrony_of: maps a variable with an owner to its synchronization.
         order: execution order of the step if an owner holds variables; computed while `joins` is complete.
     """
 
@@ -230,7 +233,7 @@ class ReplicatedStep(StepWithOwners):
     copies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     joins: tuple[PendingReduction, ...] = ()
     joined_gradients: frozenset[str] = frozenset()
-    variable_placements: Mapping[str, VariablePlacement] = field(default_factory=dict)
+    synchrony_of: Mapping[str, Synchrony] = field(default_factory=dict)
     order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
 
     @classmethod

@@ -22,8 +22,8 @@ from tensorflow.python.framework import op_def_registry  # the defaults of attri
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
 from autodist.graph.names import is_control
 from autodist.graph.parts import GradientCall, PendingReduction, Variable
-from autodist.graph.placement import Placement
 from autodist.graph.step import CapturedStep, ReplicatedStep, Step, StepWithOwners
+from autodist.placement.holder import Holder
 
 
 def text_of_step(step: Step, captured: Step) -> str:
@@ -34,15 +34,16 @@ def text_of_step(step: Step, captured: Step) -> str:
         captured: the step before the rewrite.
     """
     placed = step if isinstance(step, StepWithOwners) else StepWithOwners(step.graph_def)
-    variable_placements = step.variable_placements if isinstance(step, ReplicatedStep) else {}
+    synchrony_of = step.synchrony_of if isinstance(step, ReplicatedStep) else {}
     return _text(
         {
             "runs": _runs(step),
             "inputs": [*_pairs(step.inputs), *(f"{name} has as many rows as {by}" for name, by in step.apart.items())],
             "variables": sorted(_variable(v, placed.owners.get(v.name)) for v in step.variables),
-            "placements": [_placement(v.name, placed.placement(v.name)) for v in captured.variables],
+            "placements": [_placement(v.name, placed.holders.get(v.name)) for v in captured.variables],
             "variable placements": [
-                f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(variable_placements.items())
+                f"{name}: {placed.owners[name]}, {k.mode.value}, {k.staleness}"
+                for name, k in sorted(synchrony_of.items())
             ],
             **sections_of_graph(step.graph_def),
         }
@@ -104,9 +105,14 @@ def _variable(variable: Variable, owner: int | None) -> str:
     return f"{text} of {owner}" if owner else text
 
 
-def _placement(name: str, placement: Placement) -> str:
-    cut = placement.cut and f"Partitioning(axis={placement.cut.axis}, sizes={placement.cut.sizes})"
-    return f"{name}: partition {cut}, owners {placement.owners}, copies {placement.copies}"
+def _placement(name: str, holder: Holder | None) -> str:
+    """Describes the holder of a variable; None: every worker holds it, which the owner -1 stands for."""
+    if holder is None:
+        return f"{name}: partition None, owners (-1,), copies ((),)"
+    partitioning = holder.partitioning
+    shown = partitioning and f"Partitioning(axis={partitioning.axis}, sizes={partitioning.sizes})"
+    owners = tuple(-1 if one.owner is None else one.owner for one in holder.slices)
+    return f"{name}: partition {shown}, owners {owners}, copies {tuple(one.copies for one in holder.slices)}"
 
 
 _SHOWN_ELEMENTS = 8

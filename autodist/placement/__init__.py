@@ -1,1 +1,1 @@
-"""Placement: the groups of places that exchange tensors."""
+"""Placement: groups of places, and the groups that hold the slices of variables."""

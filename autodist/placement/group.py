@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,20 +28,25 @@ class Group:
     Attributes:
         places: the places, in rank order.
         receivers: workers without a place that receive results too, such as parameter servers.
-        is_default: True for the group of all replicas of a run. Its messages have no group in their keys.
+        is_all: True for a group of everyone in the run. Its messages have no group in their keys.
     """
 
     places: tuple[Place, ...]
     receivers: tuple[int, ...] = ()
-    is_default: bool = False
+    is_all: bool = False
 
     @classmethod
     def of_run(cls, config: strategy_pb2.GraphConfig) -> Group:
         """Returns the group of all replicas of a run; workers without replicas are receivers."""
         places = tuple(Place(replica.worker, replica.device) for replica in config.replicas)
         computing = {place.worker for place in places}
-        workers = config.workers or 1 + max(computing)
-        return cls(places, tuple(w for w in range(workers) if w not in computing), is_default=True)
+        return cls(places, tuple(w for w in range(worker_count(config)) if w not in computing), is_all=True)
+
+    @classmethod
+    @functools.cache
+    def all_workers(cls, count: int) -> Group:
+        """Returns the group of all workers of a run, with or without replicas."""
+        return cls(tuple(map(Place, range(count))), is_all=True)
 
     @classmethod
     def of_workers(cls, workers: Iterable[int], receivers: Iterable[int] = ()) -> Group:
@@ -80,8 +86,8 @@ class Group:
 
     @cached_property
     def key(self) -> str:
-        """The part of a message key that distinguishes the groups of a run; empty for the default group."""
-        return "" if self.is_default else ",".join(f"{place.worker}/{place.device}" for place in self.places)
+        """The part of a message key that distinguishes the groups of a run; empty for everyone."""
+        return "" if self.is_all else ",".join(f"{place.worker}/{place.device}" for place in self.places)
 
     @cached_property
     def _ranks(self) -> dict[int, tuple[int, ...]]:
@@ -92,4 +98,9 @@ class Group:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.places, self.receivers, self.is_default))
+        return hash((self.places, self.receivers, self.is_all))
+
+
+def worker_count(config: strategy_pb2.GraphConfig) -> int:
+    """Returns the number of workers of a run, including those without replicas."""
+    return config.workers or 1 + max((replica.worker for replica in config.replicas), default=0)

@@ -71,8 +71,8 @@ def _held_bytes(step: CapturedStep, rewritten: ReplicatedStep | None, workers: i
     placed = ReplicatedStep(step.graph_def, step.variables) if rewritten is None else rewritten
     held = [0] * workers
     for variable in placed.variables:
-        owner = placed.owners.get(variable.name)
-        for worker in range(workers) if owner is None else (owner, *placed.stage_group.get(owner, ())):
+        owned = variable.name in placed.owners
+        for worker in placed.slices[variable.name].group.workers if owned else range(workers):
             held[worker] += variable.byte_size
     return held
 

@@ -92,7 +92,7 @@ class Run:
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.startup = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup)
-        self.tracker = VariableTracker(self.pull)
+        self.tracker = VariableTracker(self.pull, self.workers)
         self.updates = Updates(self._on_failed_update)
         # All workers run the same steps in the same order, so the script's threads run steps one at a time.
         self.step_lock: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()

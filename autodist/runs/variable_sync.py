@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from autodist.graph.placement import SyncMode
 from autodist.logs.formatting import some_of
+from autodist.placement.synchrony import SyncMode
 from autodist.proto import strategy_pb2
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
@@ -154,7 +154,7 @@ def _mark_current(tracked: TrackedVariable) -> None:
 
 def is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
     """Returns True if no worker can finish a step before all have begun it; also True for evaluation (no variables)."""
-    variable_placements = [synchronizer.variable_placement for _, synchronizer in all_synchronizers(strategy)]
-    return not variable_placements or any(
-        k is None or k.pace is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in variable_placements
+    synchronies = [synchronizer.synchrony for _, synchronizer in all_synchronizers(strategy)]
+    return not synchronies or any(
+        k is None or k.mode is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in synchronies
     )

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.graph.placement import EVERY_WORKER
 from autodist.runtime.variables import StoredVariable
 
 TRANSFER_BYTES = 16 << 20
@@ -25,7 +24,7 @@ _FAN_OUT = 2
 
 @dataclass(frozen=True)
 class TransferPart:
-    """A variable or a shard of one, sent unchanged to all its holders.
+    """A slice of a variable, sent unchanged to all its holders.
 
     Attributes:
         value: position of the variable among those to send.
@@ -33,7 +32,7 @@ class TransferPart:
         dtype: name of the dtype.
         begin: offset in the variable, on each axis.
         shape: length on each axis.
-        owner: the worker that holds the part, or `EVERY_WORKER`.
+        owner: the worker that holds the part; None: every worker.
         copies: suffixes of the names of additional copies on every worker.
         on_cpu: True if the holders keep the part on their CPUs, whatever its dtype.
     """
@@ -43,14 +42,14 @@ class TransferPart:
     dtype: str
     begin: tuple[int, ...]
     shape: tuple[int, ...]
-    owner: int
+    owner: int | None
     copies: tuple[str, ...]
     on_cpu: bool
 
     @property
-    def to(self) -> int:
-        """The worker that receives it, or `EVERY_WORKER`."""
-        return EVERY_WORKER if self.copies else self.owner
+    def to(self) -> int | None:
+        """The worker that receives it; None: every worker."""
+        return None if self.copies else self.owner
 
     @property
     def byte_size(self) -> int:
@@ -58,12 +57,12 @@ class TransferPart:
 
     def names_on(self, worker: int) -> list[str]:
         """Returns the names of the part and of its copies on a worker."""
-        names = [self.name] if self.owner in (EVERY_WORKER, worker) else []
+        names = [self.name] if self.owner in (None, worker) else []
         return names + [self.name + copy for copy in self.copies]
 
 
 @dataclass(frozen=True)
-class Slice:
+class ByteRange:
     """A range of bytes of a part.
 
     Attributes:
@@ -82,12 +81,12 @@ class BatchedTransfer:
     """A message.
 
     Attributes:
-        to: the worker that receives the message, or `EVERY_WORKER`.
+        to: the worker that receives the message; None: every worker.
         slices: content of the message.
     """
 
-    to: int
-    slices: tuple[Slice, ...]
+    to: int | None
+    slices: tuple[ByteRange, ...]
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Listing:
     def of(cls, values: Sequence[StoredVariable], present: Sequence[int]) -> Listing:
         """Returns the messages that carry the values of variables to the present workers other than the chief."""
         parts = tuple(_parts(values))
-        return cls(tuple(present), parts, tuple(_transfers(parts, {*present[1:], EVERY_WORKER})))
+        return cls(tuple(present), parts, tuple(_transfers(parts, {*present[1:], None})))
 
     def after(self, worker: int) -> list[int]:
         """Returns the workers to which a worker forwards common values."""
@@ -117,7 +116,7 @@ class Listing:
 
     def to(self, worker: int) -> list[BatchedTransfer]:
         """Returns the messages that a worker receives."""
-        return [transfer for transfer in self.transfers if transfer.to in (EVERY_WORKER, worker)]
+        return [transfer for transfer in self.transfers if transfer.to in (None, worker)]
 
     def encode(self) -> str:
         return json.dumps(astuple(self))
@@ -128,7 +127,7 @@ class Listing:
         return cls(
             present,
             tuple(TransferPart(*part) for part in parts),
-            tuple(BatchedTransfer(to, tuple(Slice(*one) for one in slices)) for to, slices in transfers),
+            tuple(BatchedTransfer(to, tuple(ByteRange(*one) for one in slices)) for to, slices in transfers),
         )
 
 
@@ -139,27 +138,27 @@ def as_tuples(content: Any) -> Any:
 
 def _parts(values: Sequence[StoredVariable]) -> Iterator[TransferPart]:
     for k, kept in enumerate(values):
-        for shard in kept.shards:
-            name, about = kept.shared_name + shard.name, (kept.dtype.name, shard.begin, shard.shape)
-            yield TransferPart(k, name, *about, shard.owner, tuple(shard.copies), kept.on_cpu)
-            for mate in shard.stage_group:
-                yield TransferPart(k, name, *about, mate, (), kept.on_cpu)
+        for one in kept.slices:
+            name, about = kept.shared_name + one.name, (kept.dtype.name, one.begin, one.shape)
+            yield TransferPart(k, name, *about, one.owner, one.copies, kept.on_cpu)
+            for other in () if one.group.is_all else one.group.workers[1:]:
+                yield TransferPart(k, name, *about, other, (), kept.on_cpu)
 
 
-def _transfers(parts: Sequence[TransferPart], to: set[int]) -> Iterator[BatchedTransfer]:
-    pending: dict[int, list[int]] = {}
-    size: dict[int, int] = {}
+def _transfers(parts: Sequence[TransferPart], to: set[int | None]) -> Iterator[BatchedTransfer]:
+    pending: dict[int | None, list[int]] = {}
+    size: dict[int | None, int] = {}
 
-    def flush(worker: int) -> BatchedTransfer:
+    def flush(worker: int | None) -> BatchedTransfer:
         del size[worker]
-        return BatchedTransfer(worker, tuple(Slice(k) for k in pending.pop(worker)))
+        return BatchedTransfer(worker, tuple(ByteRange(k) for k in pending.pop(worker)))
 
     for k, part in enumerate(parts):
         if part.to not in to:
             continue
         if part.byte_size > TRANSFER_BYTES and tf.as_dtype(part.dtype) != tf.string:
             for start in range(0, part.byte_size, TRANSFER_BYTES):
-                yield BatchedTransfer(part.to, (Slice(k, start, min(start + TRANSFER_BYTES, part.byte_size)),))
+                yield BatchedTransfer(part.to, (ByteRange(k, start, min(start + TRANSFER_BYTES, part.byte_size)),))
             continue
         pending.setdefault(part.to, []).append(k)
         size[part.to] = size.get(part.to, 0) + part.byte_size

@@ -10,8 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
 from autodist.graph.devices import cpu_of
-from autodist.graph.placement import EVERY_WORKER
-from autodist.runtime.batched_transfers import BatchedTransfer, Listing, Slice, TransferPart
+from autodist.runtime.batched_transfers import BatchedTransfer, ByteRange, Listing, TransferPart
 from autodist.runtime.graph_runner import GraphRunner
 
 _CAPACITY = 2
@@ -90,20 +89,21 @@ class VariableBroadcast:
 
     def _send(self, transfer: BatchedTransfer, listing: Listing) -> Callable[..., object]:
         """Returns a callable that sends a message from the chief."""
-        is_for_all = transfer.to == EVERY_WORKER
-        key = tuple(listing.after(0)) if is_for_all else transfer.to
+        is_for_all = transfer.to is None
+        key = tuple(listing.after(0)) if transfer.to is None else transfer.to
         if key not in self._sends:
             with self._graph_runner.graph.as_default():
                 with tf.device(cpu_of(self.worker, self.workers)):
                     placeholders = [tf.compat.v1.placeholder(dtype, [None]) for dtype in (tf.uint8, tf.int64)]
-                queues = [self._queue(w, is_for_all) for w in (listing.after(0) if is_for_all else [transfer.to])]
+                to = listing.after(0) if transfer.to is None else [transfer.to]
+                queues = [self._queue(w, is_for_all) for w in to]
                 sends = [queue.enqueue(placeholders) for queue in queues]
             self._sends[key] = self._graph_runner.callable([], sends, [t.name for t in placeholders])
         return self._sends[key]
 
     def _receive(self, transfer: BatchedTransfer, listing: Listing) -> Callable[..., list[np.ndarray]]:
         """Returns a callable that receives the next message on another worker, and forwards a message for all."""
-        after = tuple(listing.after(self.worker)) if transfer.to == EVERY_WORKER else None
+        after = tuple(listing.after(self.worker)) if transfer.to is None else None
         if after not in self._receives:
             with self._graph_runner.graph.as_default():
                 message = self._queue(self.worker, after is not None).dequeue()
@@ -119,7 +119,7 @@ class VariableBroadcast:
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    def _writes_of(self, part: TransferPart, one: Slice) -> _Writes:
+    def _writes_of(self, part: TransferPart, one: ByteRange) -> _Writes:
         """Returns the placeholder that is fed with a part, and the operations that assign it on this worker."""
         key = (part, one.stop < 0)
         if key not in self._writes:
@@ -181,7 +181,7 @@ def _split(content: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def _assemble(
-    incomplete: dict[int, np.ndarray], part: TransferPart, one: Slice, piece: np.ndarray
+    incomplete: dict[int, np.ndarray], part: TransferPart, one: ByteRange, piece: np.ndarray
 ) -> np.ndarray | None:
     """Adds received bytes to a part; returns all of its bytes once they are complete, until then None.
 

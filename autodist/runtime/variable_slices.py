@@ -9,12 +9,12 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.placement import EVERY_WORKER, Placement, Shard
+from autodist.placement.holder import Holder, Slice
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variables import StoredVariable, TrackedVariable
 
-_Key = tuple[str, Placement]
-"""A variable's name and placement in the session."""
+_Key = tuple[str, Holder]
+"""A variable's name and holder in the session."""
 _Writes = tuple[tf.Tensor, list[tf.Operation]]
 """The placeholder for a value, and the operations that write it."""
 
@@ -120,60 +120,60 @@ class VariableSlices:
             tracked.write(value)
             tracked.is_behind = False
 
-    def named_holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
-        """Yields every worker that holds the shard or a copy, with the name of the shard or copy on that worker."""
+    def named_holders(self, one: Slice) -> Iterator[tuple[int, str]]:
+        """Yields every worker that holds a slice or a copy, with the name of the slice or copy on that worker."""
         for worker in range(self._workers):
-            if shard.owner in (EVERY_WORKER, worker) or worker in shard.stage_group:
-                yield worker, shard.name
-            for copy in shard.copies:
-                yield worker, shard.name + copy
+            if worker in one.group:
+                yield worker, one.name
+            for copy in one.copies:
+                yield worker, one.name + copy
 
-    def shards(self, kept: StoredVariable, is_still: bool = False) -> Iterator[tuple[Shard, int, tf.Tensor]]:
-        """Yields each shard of a variable, a worker that holds it (this one if all do), and a tensor that reads it.
+    def slices(self, kept: StoredVariable, is_still: bool = False) -> Iterator[tuple[Slice, int, tf.Tensor]]:
+        """Yields each slice of a variable, a worker that holds it (this one if all do), and a tensor that reads it.
 
         Args:
             kept: the variable.
             is_still: True if it is not written meanwhile, so that a variable with sparse updates is read without a
                 copy. (After the first sparse update, TensorFlow copies on read; the next update enables that again.)
         """
-        for shard in kept.shards:
-            worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
+        for one in kept.slices:
+            worker = self._worker if one.owner is None else one.owner
             with self._graph_runner.graph.as_default(), self.on(kept, worker):
-                handle = self._handle(kept, shard, shard.name)
+                handle = self._handle(kept, one, one.name)
                 first = [tf.raw_ops.DisableCopyOnRead(resource=handle)] if is_still else []
                 with tf.control_dependencies(first):
                     read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
-            yield shard, worker, read  # outside of the graph context, which is not the caller's
+            yield one, worker, read  # outside of the graph context, which is not the caller's
 
-    def holders(self, kept: StoredVariable) -> Iterator[tuple[Shard, int, tf.Tensor]]:
-        """Yields each shard of a variable and each copy of one, with the worker that holds it and its handle there."""
-        for shard in kept.shards:
-            for worker, name in self.named_holders(shard):
+    def holders(self, kept: StoredVariable) -> Iterator[tuple[Slice, int, tf.Tensor]]:
+        """Yields each slice of a variable and each copy of one, with the worker that holds it and its handle there."""
+        for one in kept.slices:
+            for worker, name in self.named_holders(one):
                 with self._graph_runner.graph.as_default(), self.on(kept, worker):
-                    handle = self._handle(kept, shard, name)
-                yield shard, worker, handle
+                    handle = self._handle(kept, one, name)
+                yield one, worker, handle
 
     @staticmethod
-    def _handle(kept: StoredVariable, shard: Shard, name: str) -> tf.Tensor:
-        return tf.raw_ops.VarHandleOp(dtype=kept.dtype, shape=shard.shape, shared_name=kept.shared_name + name)
+    def _handle(kept: StoredVariable, one: Slice, name: str) -> tf.Tensor:
+        return tf.raw_ops.VarHandleOp(dtype=kept.dtype, shape=one.shape, shared_name=kept.shared_name + name)
 
     def on(self, kept: StoredVariable, worker: int) -> AbstractContextManager[None]:
         """Context of the device on which a worker keeps a variable."""
         return tf.device(self._home(worker, tf.int64 if kept.on_cpu else kept.dtype))  # counters stay on the CPU
 
     def _read(self, tracked: TrackedVariable) -> tf.Tensor:
-        key = (tracked.shared_name, tracked.placement)
+        key = (tracked.shared_name, tracked.holder)
         if key not in self._reads:
-            parts = [read for _, _, read in self.shards(tracked.stored)]
+            parts = [read for _, _, read in self.slices(tracked.stored)]
             with self._graph_runner.graph.as_default(), self.on(tracked.stored, self._worker):
-                self._reads[key] = _join(parts, tracked.placement)
+                self._reads[key] = _join(parts, tracked.holder)
         return self._reads[key]
 
     def _all(self, workers: Collection[int] | None) -> tuple[int, ...]:
         return tuple(range(self._workers) if workers is None else sorted(workers))
 
     def _write(self, kept: StoredVariable, workers: tuple[int, ...]) -> _Writes:
-        key = ((kept.shared_name, kept.placement), workers)
+        key = ((kept.shared_name, kept.holder), workers)
         if key not in self._writes:
             operations = []
             with self._graph_runner.graph.as_default():
@@ -182,18 +182,18 @@ class VariableSlices:
                     # The fed array is the memory of the script's variable. With this copy the session releases that
                     # memory, and the next group's copies can reuse it.
                     whole = tf.raw_ops.DeepCopy(x=placeholder)
-                for shard in kept.shards:
+                for one in kept.slices:
                     with self.on(kept, self._worker):
-                        part = tf.slice(whole, shard.begin, shard.shape) if shard.name else whole
-                    for worker, name in self.named_holders(shard):
+                        part = tf.slice(whole, one.begin, one.shape) if one.name else whole
+                    for worker, name in self.named_holders(one):
                         if worker not in workers:
                             continue
                         with self.on(kept, worker):
-                            handle = self._handle(kept, shard, name)
+                            handle = self._handle(kept, one, name)
                             operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))
             self._writes[key] = (placeholder, operations)
         return self._writes[key]
 
 
-def _join(parts: Sequence[tf.Tensor], placement: Placement) -> tf.Tensor:
-    return parts[0] if placement.cut is None else tf.concat(parts, placement.cut.axis)
+def _join(parts: Sequence[tf.Tensor], holder: Holder) -> tf.Tensor:
+    return parts[0] if holder.partitioning is None else tf.concat(parts, holder.partitioning.axis)

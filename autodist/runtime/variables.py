@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.placement import Placement, Shard
+from autodist.placement.group import Group
+from autodist.placement.holder import Holder, Slice
 from autodist.runtime.eager_watch import Watcher, begin, unwatched, watch
 
 LARGE = 1 << 20
@@ -24,20 +25,20 @@ class StoredVariable:
         shared_name: name in the session, equal on all workers.
         dtype: dtype of the variable.
         shape: shape of the complete variable.
-        placement: placement of the value.
+        holder: the groups that hold the value.
         on_cpu: True if the variable stays on its workers' CPUs, whatever its dtype.
     """
 
     shared_name: str
     dtype: tf.DType
     shape: tuple[int, ...]
-    placement: Placement
+    holder: Holder
     on_cpu: bool = False
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The shards in which the session stores it."""
-        return tuple(self.placement.shards(self.shape))
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices in which the session stores it."""
+        return self.holder.slices
 
 
 @dataclass(eq=False)
@@ -47,8 +48,8 @@ class TrackedVariable:
     Attributes:
         source: the script's object.
         shared_name: name in the session, equal on all workers.
-        placement: placement of the value in the session; on every worker until a step decides otherwise.
-        is_settled: True if a step that trains it, or that stores state for such a step, has decided the placement.
+        holder: the groups that hold the value in the session; every worker until a step decides otherwise.
+        is_settled: True if a step that trains it, or that stores state for such a step, has decided the holder.
         is_ahead: True if Python has assigned a value that the session does not have yet (initially true).
         is_behind: True if a step of this worker has written it, so that the script's object has an older value.
         is_asynchronous: True if steps of other workers write it as well, at any time.
@@ -59,7 +60,7 @@ class TrackedVariable:
 
     source: tf.Variable
     shared_name: str
-    placement: Placement = field(default_factory=Placement)
+    holder: Holder
     is_settled: bool = False
     is_ahead: bool = True
     is_behind: bool = False
@@ -77,12 +78,12 @@ class TrackedVariable:
     def stored(self) -> StoredVariable:
         """The variable as the session stores it."""
         shape = tuple(self.source.shape.as_list())
-        return StoredVariable(self.shared_name, self.source.dtype.base_dtype, shape, self.placement)
+        return StoredVariable(self.shared_name, self.source.dtype.base_dtype, shape, self.holder)
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The shards in which the session stores it."""
-        return self.stored.shards
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices in which the session stores it."""
+        return self.holder.slices
 
     @property
     def byte_size(self) -> int:
@@ -125,11 +126,12 @@ class VariableTracker:
 
     Args:
         pull: updates variables that are behind: all, or those required for a read of the argument.
+        workers: number of workers, which hold each variable at first.
     """
 
-    def __init__(self, pull: Callable[[TrackedVariable | None], None]) -> None:
+    def __init__(self, pull: Callable[[TrackedVariable | None], None], workers: int) -> None:
         begin()
-        self._pull = pull
+        self._pull, self._everyone = pull, Group.all_workers(workers)
         self._by_id: dict[int, TrackedVariable] = {}
         self._aliased: list[TrackedVariable] = []
         self._ends: list[Callable[[], None]] = []
@@ -146,7 +148,8 @@ class VariableTracker:
         """Returns the record of a variable; creates it and watches the variable on the first call."""
         tracked = self._by_id.get(id(source))
         if tracked is None:
-            tracked = TrackedVariable(source, f"variable_{len(self._by_id)}", is_seed=is_seed)
+            holder = Holder.whole(source.shape.as_list(), self._everyone)
+            tracked = TrackedVariable(source, f"variable_{len(self._by_id)}", holder, is_seed=is_seed)
             self._by_id[id(source)] = tracked
             self._ends.append(watch(source, self._watcher(tracked)))
             if is_seed:

@@ -1,4 +1,4 @@
-"""Plan of a session: the strategy and the placements for its graph, and its rewritten runs."""
+"""Plan of a session: the strategy and the holders for its graph, and its rewritten runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.session_resources import share_resources
 from autodist.errors import CaptureError, CaptureMismatchError
 from autodist.graph.parts import Variable
-from autodist.graph.placement import Placement
 from autodist.graph.step import CapturedStep
-from autodist.kernels import AnyKernel, Fetching, find_placements
+from autodist.kernels import AnyKernel, Fetching, find_holders
+from autodist.placement.group import Group
+from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
@@ -32,7 +33,7 @@ class SessionPlan:
         earlier: plan of an earlier session of the same graph, whose values are shared; None for separate values.
 
     Raises:
-        CaptureError: a variable needs another placement than in the earlier session.
+        CaptureError: a variable needs another holder than in the earlier session.
         CaptureMismatchError: another worker has built another graph.
         StrategyError: the strategy is not possible for this graph.
     """
@@ -43,7 +44,7 @@ class SessionPlan:
         self._prefix: str = f"session_{next(_COUNT)}" if earlier is None else earlier._prefix
         self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
         self.strategy = self._agree(whole)
-        self._placements: Mapping[str, Placement] = self._placed(whole, {} if earlier is None else earlier._placements)
+        self._holders: Mapping[str, Holder] = self._find_holders(whole, {} if earlier is None else earlier._holders)
 
     def _agree(self, whole: CapturedStep) -> strategy_pb2.Strategy:
         strategy, renaming = self._run.steps.plan(whole, self._names, rehearses=False)
@@ -55,33 +56,33 @@ class SessionPlan:
             )
         return strategy
 
-    def _placed(self, whole: CapturedStep, earlier: Mapping[str, Placement]) -> dict[str, Placement]:
-        """Returns the placement of each variable; variables of an earlier session keep theirs.
+    def _find_holders(self, whole: CapturedStep, earlier: Mapping[str, Holder]) -> dict[str, Holder]:
+        """Returns the holder of each variable; variables of an earlier session keep theirs.
 
         Raises:
-            CaptureError: the strategy needs another placement for a variable, which no step trained before.
+            CaptureError: the strategy needs another holder for a variable, which no step trained before.
         """
         if self._run.workers == 1:
             return {}
-        placements = find_placements(replace(whole, placements=earlier), self.strategy)
-        wanted = find_placements(whole, self.strategy) if earlier else placements
+        holders = find_holders(replace(whole, holders=earlier), self.strategy)
+        wanted = find_holders(whole, self.strategy) if earlier else holders
         for node in self.strategy.nodes:
-            if wanted[node.variable] != placements[node.variable]:
+            if wanted[node.variable] != holders[node.variable]:
                 raise CaptureError(
                     f"{node.variable} is trained by a step that was called after one which only reads it, when every "
                     "worker had it already, and the strategy gives it an owner. Call the step that trains it first, or "
                     "use AllReduce, or build the graph of all steps and run it with create_distributed_session()."
                 )
-        return placements
+        return holders
 
     def placed(self, step: CapturedStep) -> CapturedStep:
-        """Returns a run of the graph, with the placements of its variables."""
-        return replace(step, placements=self._placements)
+        """Returns a run of the graph, with the holders of its variables."""
+        return replace(step, holders=self._holders)
 
     def stored(self, variable: Variable) -> StoredVariable:
         """Returns one of its variables as the session stores it."""
-        placement = self._placements.get(variable.name, Placement())
-        return StoredVariable(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
+        holder = self._holders.get(variable.name) or Holder.whole(variable.shape, Group.all_workers(self._run.workers))
+        return StoredVariable(self._names[variable.name], variable.dtype, tuple(variable.shape), holder)
 
     def program(
         self, step: CapturedStep, kernels: Sequence[AnyKernel], fetching: Fetching = Fetching.BY_EACH

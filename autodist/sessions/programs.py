@@ -183,7 +183,5 @@ class Fetches:
 
 def _is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
     """Returns True if some variable's update waits for all workers in every step."""
-    variable_placements = [synchronizer.variable_placement for _, synchronizer in all_synchronizers(strategy)]
-    return not variable_placements or any(
-        variable_placement is None or not variable_placement.runs_ahead for variable_placement in variable_placements
-    )
+    synchronies = [synchronizer.synchrony for _, synchronizer in all_synchronizers(strategy)]
+    return not synchronies or any(synchrony is None or not synchrony.runs_ahead for synchrony in synchronies)

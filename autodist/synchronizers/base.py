@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from google.protobuf.message import Message
 
-from autodist.graph.placement import VariablePlacement
+from autodist.placement.synchrony import Synchrony
 from autodist.synchronizers.traffic import Piece, Sent
 
 
@@ -40,8 +40,8 @@ class Synchronizer(ABC):
     # -- placement
 
     @property
-    def variable_placement(self) -> VariablePlacement | None:
-        """Placement of the variable on one worker; None: every worker holds it."""
+    def synchrony(self) -> Synchrony | None:
+        """Synchronization of a variable that one worker owns; None: every worker holds it."""
         return None
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.placement import SyncMode, VariablePlacement
 from autodist.options.fields import OptionError
+from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer
 from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent
@@ -47,11 +47,11 @@ class ParameterServer(Synchronizer):
         )
 
     @property
-    def variable_placement(self) -> VariablePlacement:
-        pace = (
+    def synchrony(self) -> Synchrony:
+        mode = (
             SyncMode.ASYNCHRONOUS if self.asynchronous else SyncMode.STALE if self.staleness else SyncMode.SYNCHRONOUS
         )
-        return VariablePlacement(self.owner, pace, self.staleness)
+        return Synchrony(mode, self.staleness)
 
     @property
     def has_cached_copy(self) -> bool:
@@ -59,7 +59,7 @@ class ParameterServer(Synchronizer):
 
     @property
     def inexact(self) -> str | None:
-        return "is updated without waiting for all workers" if self.variable_placement.runs_ahead else None
+        return "is updated without waiting for all workers" if self.synchrony.runs_ahead else None
 
     @property
     def way(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from google.protobuf.message import Message
 
 from autodist.errors import StrategyError
-from autodist.graph.placement import Partitioning, shard_name
+from autodist.placement.partitioning import Partitioning, shard_name
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.all_reduce import AllReduce
 from autodist.synchronizers.base import Synchronizer

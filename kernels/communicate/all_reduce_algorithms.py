@@ -12,7 +12,7 @@ from autodist.graph.parts import ReduceOp
 from autodist.kernels.communicate.buckets import Bucket
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.subgroup_transfers import SubgroupTransfers
-from autodist.kernels.sums import mean_of, together
+from autodist.kernels.sums import reduce_parts, reduce_to_mean
 
 Part = Sequence[tf.Tensor]
 """A vector and its weight, if it has one."""
@@ -39,7 +39,7 @@ class AllReduceAlgorithm:
         """Reduces over the whole group at once."""
         group = self.bucket.group
         if len(group.everyone) <= 2 or self._is_direct(part[0]):
-            return mean_of(self.exchange.all_gather("whole", part), self.bucket.merge)
+            return reduce_to_mean(self.exchange.all_gather("whole", part), self.bucket.merge)
         lengths = self.bucket.cut(len(group.workers))
         return self._in_pieces(part, lengths, group.workers, sorted(group.everyone), "piece", "sum")
 
@@ -56,7 +56,7 @@ class AllReduceAlgorithm:
         lengths = self.bucket.cut(transfers.subgroups.ranks)
         vectors = tf.split(part[0], lengths) if len(lengths) > 1 else [part[0]]
         parts = transfers.scatter_to_ranks("piece", [[vector, *part[1:]] for vector in vectors])
-        made = [self._between_ranks(transfers, together(parts, self.bucket.merge))] if parts else None
+        made = [self._between_ranks(transfers, reduce_parts(parts, self.bucket.merge))] if parts else None
         return tf.concat(
             [whole for (whole,) in transfers.broadcast_in_subgroup("sum", made, [[vector] for vector in vectors])], 0
         )
@@ -66,7 +66,7 @@ class AllReduceAlgorithm:
         workers = transfers.subgroups.across(transfers.my_rank)
         if len(workers) <= 2 or self._is_direct(ours[0]):
             self.exchange.broadcast("piece_of_team", ours, workers)
-            return mean_of(self.exchange.collect("piece_of_team", ours, workers), self.bucket.merge)
+            return reduce_to_mean(self.exchange.collect("piece_of_team", ours, workers), self.bucket.merge)
         lengths = self.bucket.cut_again(ours[0].shape[0], len(workers))
         return self._in_pieces(ours, lengths, workers, workers, "piece_of_team", "sum_of_teams")
 
@@ -92,7 +92,7 @@ class AllReduceAlgorithm:
             exchange.scatter(piece, {owner: [value, *part[1:]] for owner, value in pieces.items()})
         summed = exchange.receive_each(sum_, {owner: [value] for owner, value in pieces.items()})
         if own_piece is not None:
-            reduced = mean_of(exchange.collect(piece, [own_piece, *part[1:]], owners), self.bucket.merge)
+            reduced = reduce_to_mean(exchange.collect(piece, [own_piece, *part[1:]], owners), self.bucket.merge)
             exchange.broadcast(sum_, [reduced], readers)
             summed[me] = [reduced]
         return tf.concat([summed[owner][0] for owner in owners], 0)
@@ -107,12 +107,12 @@ def all_reduce_fused(transfers: SubgroupTransfers, buckets: Sequence[Bucket], mi
         mine: this worker's part of each bucket.
     """
     flat = [t for part in mine for t in part]
-    ours = _merged(buckets, mine, transfers.within("whole", flat), together)
+    ours = _merge(buckets, mine, transfers.within("whole", flat), reduce_parts)
     of_subgroups = transfers.between("whole_of_team", [t for part in ours for t in part], lambda _: flat)
-    return _merged(buckets, mine, of_subgroups, mean_of)
+    return _merge(buckets, mine, of_subgroups, reduce_to_mean)
 
 
-def _merged(
+def _merge(
     buckets: Sequence[Bucket],
     like: Sequence[Part],
     came: Sequence[Sequence[tf.Tensor]],

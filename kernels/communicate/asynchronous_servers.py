@@ -12,7 +12,6 @@ from autodist.graph.devices import device_of
 from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import PendingReduction
-from autodist.graph.placement import SyncMode
 from autodist.graph.step import ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
@@ -22,6 +21,7 @@ from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
+from autodist.placement.synchrony import SyncMode
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class AsynchronousServers(Kernel[ReplicatedStep, ReplicatedStep]):
 
     name: ClassVar[str] = "asynchronous-servers"
     after: ClassVar[Mapping[str, str]] = {
-        "set-sync-mode": "it places the owned variables",
+        "set-sync-mode": "it sets the synchrony of owned variables",
         "read-cached-copies": "it redirects the reads of the compute part",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         kept = {
-            step.by_name[name].handle: placement.owner
-            for name, placement in step.variable_placements.items() if placement.pace is SyncMode.ASYNCHRONOUS
+            step.by_name[name].handle: step.owners[name]
+            for name, synchrony in step.synchrony_of.items() if synchrony.mode is SyncMode.ASYNCHRONOUS
         }  # fmt: skip
         if not kept:
             return step
@@ -79,7 +79,7 @@ class _Updates:
 
     def __init__(self, step: ReplicatedStep, context: Context, kept: Mapping[str, int]) -> None:
         self.item, self.context, self.kept = step, context, kept
-        self.stages, self.variable_placements = step.stages, step.variable_placements
+        self.stages, self.synchrony_of = step.stages, step.synchrony_of
         self.results = Results(step)
         self.editor = self.results.editor
         self.effects = {n: e for n, e in step.graph_index.effects.items() if (e.reads | e.writes) & kept.keys()}
@@ -113,7 +113,7 @@ class _Updates:
                     made = [tf.math.divide_no_nan(made[0], tf.cast(weight, join.dtype))]
             made = [tf.identity(t) for t in made]
         names = [f.name(t) for t in made]
-        self.results.give(join, names)
+        self.results.set_result(join, names)
         self.means.update({node_of(name): join for name in names})
 
     def _remove_writes(self) -> None:
@@ -211,7 +211,7 @@ class _Updates:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _add_ticks(self, unlocked: Sequence[str]) -> None:
-        bounded = {j.variable: self.variable_placements[j.variable].staleness for j in self.joins if j.variable}
+        bounded = {j.variable: self.synchrony_of[j.variable].staleness for j in self.joins if j.variable}
         bounded = {name: staleness for name, staleness in bounded.items() if staleness}
         if not bounded:
             return

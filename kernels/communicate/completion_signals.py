@@ -9,10 +9,9 @@ from types import MappingProxyType
 
 from autodist.graph.effects import NO_EFFECT, Effect
 from autodist.graph.execution_order import ExecutionOrder
-from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.step import ReplicatedStep
 from autodist.kernels.communicate.buckets import digest
-from autodist.kernels.communicate.node_assignment import NOBODY, Owners
+from autodist.kernels.communicate.node_assignment import EVERYWHERE, NOBODY, Owners
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,9 @@ def rank_writes(
             before[mine] = 2 * ranks[name]
         else:
             holders = private.get(name, NOBODY)
-            only = next(iter(holders)) if len(holders) == 1 else EVERY_WORKER
+            only = next(iter(holders)) if len(holders) == 1 else EVERYWHERE
             for holder in before:
-                if name in messages or only not in (holder, EVERY_WORKER):
+                if name in messages or only not in (holder, EVERYWHERE):
                     before[holder] |= 1
         if before:
             reached[name] = before

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.step import ReplicatedStep
 from autodist.kernels.base import Context
 
 Owners = frozenset[int]
 NOBODY: Owners = frozenset()
+
+EVERYWHERE = -1
+"""Stands, among the owners of the inputs of a node, for inputs that every worker has."""
 
 Workers = int
 """A set of workers as a bit mask: bit k stands for worker k. One pass over the graph with bit masks covers all workers;
@@ -62,7 +64,7 @@ def only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
     """Returns the only worker that has all inputs of a node, if it is not worker `me`."""
     holders = private.get(name, NOBODY)
     only = next(iter(holders)) if len(holders) == 1 else me
-    return only if only not in (me, EVERY_WORKER) else None
+    return only if only not in (me, EVERYWHERE) else None
 
 
 def once(step: ReplicatedStep) -> list[str]:
@@ -150,7 +152,7 @@ class _Walk:
     def _others(self, name: str) -> Workers:
         """Returns the workers that lack a node if a single other worker has all its inputs."""
         holders = self._private.get(name, NOBODY)
-        if len(holders) != 1 or EVERY_WORKER in holders:
+        if len(holders) != 1 or EVERYWHERE in holders:
             return 0
         return self._every & ~_bit(*holders)
 
@@ -164,8 +166,8 @@ class _Walk:
 
 
 def _bit(worker: int) -> Workers:
-    """Returns the bit mask of one worker; the empty set for `EVERY_WORKER`."""
-    return 0 if worker == EVERY_WORKER else 1 << worker
+    """Returns the bit mask of one worker; the empty set for `EVERYWHERE`."""
+    return 0 if worker == EVERYWHERE else 1 << worker
 
 
 def _members(workers: Workers) -> frozenset[int]:

@@ -11,21 +11,21 @@ import tensorflow as tf
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction
-from autodist.graph.placement import EVERY_WORKER, SyncMode
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup, group_writes, rank_writes
-from autodist.kernels.communicate.node_assignment import NOBODY
-from autodist.kernels.communicate.own_part import WorkerPart
+from autodist.kernels.communicate.node_assignment import EVERYWHERE, NOBODY
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.versions import Acknowledgement, Versions
+from autodist.kernels.communicate.worker_part import WorkerPart
 from autodist.kernels.replica_dependent import after_loops
-from autodist.kernels.sums import mean_of
+from autodist.kernels.sums import reduce_to_mean
 from autodist.placement.group import Group
+from autodist.placement.synchrony import SyncMode
 
 PACK_BYTES = 256 << 10
 """Gradients are packed up to this size; larger ones are sent alone, since packing copies them."""
@@ -44,12 +44,12 @@ class ParameterServers(Kernel[ReplicatedStep, ReplicatedStep]):
 
     name: ClassVar[str] = "parameter-servers"
     after: ClassVar[Mapping[str, str]] = {
-        "set-sync-mode": "it places the owned variables",
+        "set-sync-mode": "it sets the synchrony of owned variables",
         "read-cached-copies": "it redirects the reads of the compute part",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        if all(k.pace is not SyncMode.SYNCHRONOUS for k in step.variable_placements.values()):
+        if all(k.mode is not SyncMode.SYNCHRONOUS for k in step.synchrony_of.values()):
             return step
         return _Servers(step, context).run()
 
@@ -60,8 +60,8 @@ class _Servers:
     def __init__(self, step: ReplicatedStep, context: Context) -> None:
         self.item, self.context, self.stages = step, context, step.stages
         self.owner = {
-            step.by_name[name].handle: placement.owner
-            for name, placement in step.variable_placements.items() if placement.pace is SyncMode.SYNCHRONOUS
+            step.by_name[name].handle: step.owners[name]
+            for name, synchrony in step.synchrony_of.items() if synchrony.mode is SyncMode.SYNCHRONOUS
         }  # fmt: skip
         self.results = Results(step)
         self.editor = self.results.editor
@@ -91,7 +91,7 @@ class _Servers:
             return
         for name in self.item.outputs:
             node = node_of(name)
-            if part.private.get(node, NOBODY) - {EVERY_WORKER} and node not in part.computed:
+            if part.private.get(node, NOBODY) - {EVERYWHERE} and node not in part.computed:
                 raise FetchedElsewhereError(
                     f"{name} is fetched together with a training step and depends on values of other workers, which do "
                     "not fetch it in this run. Fetch it on every worker, not only under `if ad.is_chief`; or fetch it "
@@ -118,9 +118,9 @@ class _Servers:
             exchange = Communicator(f, self.context, bucket.key, bucket.group)
             part = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
             parts = exchange.gather(owner, "gradient", part, reads)
-            values = bucket.unpack(mean_of(parts)) if parts else []
+            values = bucket.unpack(reduce_to_mean(parts)) if parts else []
         for join, value in zip(bucket.joins, values, strict=False):
-            self.results.give(join, [f.name(value)])
+            self.results.set_result(join, [f.name(value)])
         self.editor.run(exchange.effects)
 
     def _send_rows(self, join: PendingReduction, owner: int) -> None:
@@ -131,7 +131,7 @@ class _Servers:
             parts = exchange.gather(owner, "gradient", own_rows(f, join), reads)
             rows = rows_of(join, parts) if parts else []
         if rows:
-            self.results.give(join, [f.name(t) for t in rows])
+            self.results.set_result(join, [f.name(t) for t in rows])
         self.editor.run(exchange.effects)
 
     def _reads_before_push(self, joins: Iterable[PendingReduction]) -> list[str]:

@@ -33,20 +33,22 @@ class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
 
     name: ClassVar[str] = "read-cached-copies"
     after: ClassVar[Mapping[str, str]] = {
-        "set-sync-mode": "it places the owned variables",
+        "set-sync-mode": "it sets the synchrony of owned variables",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         plan = context.plan
-        names = [name for name in step.variable_placements if plan.has_cached_copy(name)]
+        names = [name for name in step.synchrony_of if plan.has_cached_copy(name)]
         if not names:
             return step
-        step = replace(step, cached_copies={**step.cached_copies, **dict.fromkeys(names, (CACHED_COPY,))})
+        copies = dict.fromkeys(names, (CACHED_COPY,))
+        holders = {name: holder.with_copies(name, copies) for name, holder in step.holders.items()}
+        step = replace(step, holders=holders)
         if not context.computes:
             return step
         work = _CachedCopies(step, context)
         for name in names:
-            if step.variable_placements[name].runs_ahead or step.variable_placements[name].owner != context.worker:
+            if step.synchrony_of[name].runs_ahead or step.owners[name] != context.worker:
                 work.read_cached_copy(step.by_name[name])
         return work.editor.to_step()
 

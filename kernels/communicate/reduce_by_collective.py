@@ -19,7 +19,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, digest, key_of, make_buckets
 from autodist.kernels.communicate.reduce_by_shuffle import weight_of
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.sums import merged, rows_together
+from autodist.kernels.sums import join_rows, reduce_values
 from autodist.placement.group import Group
 
 GROUP_KEY = 1
@@ -177,14 +177,14 @@ class _Collectives:
 
 def _group_key(group: Group) -> int:
     """Returns a key that is the same on all workers of a group, and differs between the groups of a run."""
-    return GROUP_KEY if group.is_default else GROUP_KEY + 1 + int(digest(group.key), 16) % 2**30
+    return GROUP_KEY if group.is_all else GROUP_KEY + 1 + int(digest(group.key), 16) % 2**30
 
 
 def _reduce_bucket(results: Results, bucket: Bucket, collectives: _Collectives) -> None:
     length = sum(bucket.lengths)
     if length == 0:  # an empty collective crashes the process
         for join in bucket.joins:
-            results.give(join, join.local)
+            results.set_result(join, join.local)
         return
     carrier = _CARRIERS[bucket.dtype]
     with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(collectives.device):
@@ -194,7 +194,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, collectives: _Collectives) 
             total = tf.math.divide_no_nan(total[:length], total[length])
         values = bucket.unpack(tf.cast(total, bucket.dtype))
     for join, value in zip(bucket.joins, values, strict=True):
-        results.give(join, [f.name(value)])
+        results.set_result(join, [f.name(value)])
 
 
 def _merged(f: SubgraphBuilder, collectives: _Collectives, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
@@ -203,7 +203,7 @@ def _merged(f: SubgraphBuilder, collectives: _Collectives, bucket: Bucket, vecto
         return collectives.reduce(f, bucket.group, vector, bucket.key)
     description = f"{bucket.key}/{vector.dtype.name}/{vector.shape}"
     whole = collectives.gather(f, bucket.group, vector, collectives.key(description))
-    return merged(tf.unstack(tf.reshape(whole, [len(bucket.group.workers), sum(bucket.lengths)])), bucket.merge)
+    return reduce_values(tf.unstack(tf.reshape(whole, [len(bucket.group.workers), sum(bucket.lengths)])), bucket.merge)
 
 
 def _gather_rows(results: Results, join: PendingReduction, collectives: _Collectives) -> None:
@@ -220,13 +220,13 @@ def _gather_rows(results: Results, join: PendingReduction, collectives: _Collect
         sizes = tf.unstack(tf.cast(gathered[:, 0], tf.int64))
         all_ids = _gather_padded(f, collectives, group, f"{key}/indices", ids, sizes)
         all_values = _gather_padded(f, collectives, group, f"{key}/values", values, sizes)
-        whole_ids, whole_values = rows_together(join.row_join, join.aligned, all_ids, all_values)
+        whole_ids, whole_values = join_rows(join.row_join, join.aligned, all_ids, all_values)
         if join.weight is not None:
             # Not add_n: it starts with any input whose memory it can reuse, so its order differs between workers.
             total = tf.reduce_sum(gathered[:, 1])
             whole_values = tf.math.divide_no_nan(whole_values, tf.cast(total, join.dtype))
         whole_values.set_shape(join.shape)
-    results.give(join, [f.name(whole_ids), f.name(whole_values)])
+    results.set_result(join, [f.name(whole_ids), f.name(whole_values)])
 
 
 def _gather_padded(

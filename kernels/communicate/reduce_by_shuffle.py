@@ -22,7 +22,7 @@ from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.subgroup_transfers import SubgroupTransfers
 from autodist.kernels.plan import Plan
-from autodist.kernels.sums import ordered_sum, rows_together
+from autodist.kernels.sums import join_rows, ordered_sum
 from autodist.placement.group import Group
 
 EVENLY_CUT = 16
@@ -125,7 +125,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
             algorithm.at_once(mine) if transfers is None else algorithm.in_subgroups(transfers, mine)
         )
     for join, value in zip(bucket.joins, values, strict=True):
-        results.give(join, [f.name(value)])
+        results.set_result(join, [f.name(value)])
     results.editor.run(exchange.effects)
 
 
@@ -141,7 +141,7 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
         values = [bucket.unpack(whole) for bucket, whole in zip(buckets, wholes, strict=True)]
     for bucket, tensors in zip(buckets, values, strict=True):
         for join, value in zip(bucket.joins, tensors, strict=True):
-            results.give(join, [f.name(value)])
+            results.set_result(join, [f.name(value)])
     results.editor.run(exchange.effects)
 
 
@@ -154,7 +154,7 @@ def _compress_bucket(
         values = compressor.add_up(reduction)
         reduction.finish(values)
     for join, value in zip(bucket.joins, values, strict=True):
-        results.give(join, [f.name(value)])
+        results.set_result(join, [f.name(value)])
     results.editor.run(exchange.effects)
     results.editor.initialize({name: f.name(op) for name, op in reduction.initializers.items()})
 
@@ -189,7 +189,7 @@ def own_rows(f: SubgraphBuilder, join: PendingReduction) -> list[tf.Tensor]:
 
 def rows_of(join: PendingReduction, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     """Returns the indices and values of all parts; the values are divided by the sum of the weights, if any."""
-    ids, values = rows_together(join.row_join, join.aligned, [p[0] for p in parts], [p[1] for p in parts])
+    ids, values = join_rows(join.row_join, join.aligned, [p[0] for p in parts], [p[1] for p in parts])
     if len(parts[0]) == 3:
         values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), values.dtype))
     return [ids, values]
@@ -200,7 +200,7 @@ def _gather_rows(results: Results, join: PendingReduction, context: Context) -> 
     with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key, join.group)
         rows = rows_of(join, _gathered(exchange, join, own_rows(f, join)))
-    results.give(join, [f.name(t) for t in rows])
+    results.set_result(join, [f.name(t) for t in rows])
     results.editor.run(exchange.effects)
 
 
@@ -210,7 +210,7 @@ def _concatenate_rows(results: Results, join: PendingReduction, context: Context
         exchange = Communicator(f, context, key, join.group)
         parts = _gathered(exchange, join, [f.input(join.local[0], join.dtype, join.shape)])
         whole = tf.concat([rows for (rows,) in parts], join.axis)
-    results.give(join, [f.name(whole)])
+    results.set_result(join, [f.name(whole)])
     results.editor.run(exchange.effects)
 
 
@@ -247,7 +247,7 @@ def find_fused_buckets(
         most_bytes: size up to which a bucket may be fused.
     """
     small = [b for b in buckets if b.byte_size <= most_bytes and context.subgroups(b.joins[0])]
-    if len(small) < 2 or step.variable_placements:
+    if len(small) < 2 or step.synchrony_of:
         return [], list(buckets)
     ranks = _ranks(step, step.joins, [*buckets, *others])
     alike: dict[tuple[Group, int], list[Bucket]] = {}

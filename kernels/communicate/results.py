@@ -25,7 +25,7 @@ class Results:
         self._step = step
         self._replacements: dict[str, str] = {}
 
-    def give(self, join: PendingReduction, tensors: Sequence[str]) -> None:
+    def set_result(self, join: PendingReduction, tensors: Sequence[str]) -> None:
         """Replaces the local result of a reduction by `tensors`, which hold the sum over all workers."""
         for old, new in zip(join.result, tensors, strict=True):
             self.replace(old, new)

@@ -13,26 +13,26 @@ import tensorflow as tf
 from autodist.errors import RewriteError, StrategyError
 from autodist.graph.execution_order import ExecutionOrder, find_execution_order
 from autodist.graph.parts import PendingReduction, PendingReductionKind
-from autodist.graph.placement import SyncMode, VariablePlacement
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.place.variable_placements import (
-    find_variable_placements,
+from autodist.kernels.place.synchrony import (
+    find_synchrony,
     require_one_owner_per_write,
     require_unmixed,
     require_written_by_updates,
     runs_freely,
 )
 from autodist.kernels.replicate.joins import EVEN_PARTS, SOME_EXAMPLES
+from autodist.placement.synchrony import Synchrony, SyncMode
 
 log = logging.getLogger("autodist")
 
 
 @dataclass(frozen=True)
 class SetSyncMode(Kernel[ReplicatedStep, ReplicatedStep]):
-    """Sets the placement and mode of each owned variable; lets steps whose updates are all asynchronous run ahead.
+    """Sets the synchrony of each owned variable; lets steps whose updates are all asynchronous run ahead.
 
     A step whose variables are all asynchronous or stale runs ahead freely. Variables that the compute part writes
     (moving averages, metrics) and outputs (the loss) are then local to each worker. Reducing them would keep all
@@ -47,17 +47,17 @@ class SetSyncMode(Kernel[ReplicatedStep, ReplicatedStep]):
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         if context.workers == 1 or not step.owners or context.goes_through_stages(step):
             return step
-        variable_placements = find_variable_placements(step, context.plan)
-        require_one_owner_per_write(step, variable_placements)
-        if any(variable_placement.runs_ahead for variable_placement in variable_placements.values()):
-            require_written_by_updates(step, variable_placements)
-            require_unmixed(step, variable_placements)
-        step = replace(step, variable_placements=variable_placements, order=_order_of(step, variable_placements))
-        return _keep_state_local(step, context) if runs_freely(step, variable_placements) else step
+        synchrony_of = find_synchrony(step, context.plan)
+        require_one_owner_per_write(step, synchrony_of)
+        if any(synchrony.runs_ahead for synchrony in synchrony_of.values()):
+            require_written_by_updates(step, synchrony_of)
+            require_unmixed(step, synchrony_of)
+        step = replace(step, synchrony_of=synchrony_of, order=_order_of(step, synchrony_of))
+        return _keep_state_local(step, context) if runs_freely(step, synchrony_of) else step
 
 
-def _order_of(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> ExecutionOrder:
-    handles = {step.by_name[name].handle for name in variable_placements}
+def _order_of(step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> ExecutionOrder:
+    handles = {step.by_name[name].handle for name in synchrony_of}
     writes = [name for name, effect in step.graph_index.effects.items() if effect.writes & handles]
     captured = step.stages.order
     writes.sort(key=lambda name: (captured.get(name, len(captured)), name))
@@ -69,8 +69,8 @@ def _order_of(step: ReplicatedStep, variable_placements: Mapping[str, VariablePl
 
 def _keep_state_local(step: ReplicatedStep, context: Context) -> ReplicatedStep:
     local = [join for join in step.joins if join.kind is not PendingReductionKind.GRADIENT]
-    _require_no_boundary(local, step.variable_placements)
-    _require_one_weight(local, step.variable_placements)
+    _require_no_boundary(local, step.synchrony_of)
+    _require_one_weight(local, step.synchrony_of)
     _require_no_sum(local)
     if local and context.worker == 0:
         _log_local_state()
@@ -86,15 +86,13 @@ def _keep_state_local(step: ReplicatedStep, context: Context) -> ReplicatedStep:
     return results.to_step(local, even_parts=even)
 
 
-def _stale_variables(variable_placements: Mapping[str, VariablePlacement]) -> list[str]:
-    return sorted(name for name, placement in variable_placements.items() if placement.pace is SyncMode.STALE)
+def _stale_variables(synchrony_of: Mapping[str, Synchrony]) -> list[str]:
+    return sorted(name for name, synchrony in synchrony_of.items() if synchrony.mode is SyncMode.STALE)
 
 
-def _require_no_boundary(
-    joins: Sequence[PendingReduction], variable_placements: Mapping[str, VariablePlacement]
-) -> None:
+def _require_no_boundary(joins: Sequence[PendingReduction], synchrony_of: Mapping[str, Synchrony]) -> None:
     cross_stage = [join for join in joins if join.kind is PendingReductionKind.BOUNDARY]
-    stale = _stale_variables(variable_placements)
+    stale = _stale_variables(synchrony_of)
     if cross_stage and stale:
         raise StrategyError(
             f"an update reads {cross_stage[0].local[0]}, which every replica computes, and {stale[0]} has staleness: "
@@ -103,11 +101,9 @@ def _require_no_boundary(
         )
 
 
-def _require_one_weight(
-    joins: Sequence[PendingReduction], variable_placements: Mapping[str, VariablePlacement]
-) -> None:
+def _require_one_weight(joins: Sequence[PendingReduction], synchrony_of: Mapping[str, Synchrony]) -> None:
     losses = [join for join in joins if join.kind is PendingReductionKind.LOSS]
-    stale = _stale_variables(variable_placements)
+    stale = _stale_variables(synchrony_of)
     if losses and stale:
         raise StrategyError(
             "the loss has terms with different weights (a mean and a sum, or a ratio of sums), or its gradient is not "

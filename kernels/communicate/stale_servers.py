@@ -12,18 +12,18 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import PendingReduction
-from autodist.graph.placement import SyncMode, VariablePlacement
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.background_program import BackgroundProgram
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import group_writes, rank_writes
 from autodist.kernels.communicate.parameter_servers import PACK_BYTES
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.communicate.serving import BackgroundProgram
-from autodist.kernels.sums import mean_of
+from autodist.kernels.sums import reduce_to_mean
+from autodist.placement.synchrony import Synchrony, SyncMode
 
 Parts = list[list[tf.Tensor]]
 
@@ -41,12 +41,12 @@ class StaleServers(Kernel[ReplicatedStep, ReplicatedStep]):
 
     name: ClassVar[str] = "stale-servers"
     after: ClassVar[Mapping[str, str]] = {
-        "set-sync-mode": "it places the owned variables",
+        "set-sync-mode": "it sets the synchrony of owned variables",
         "read-cached-copies": "it redirects the reads of the compute part",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        stale = {name: k for name, k in step.variable_placements.items() if k.pace is SyncMode.STALE}
+        stale = {name: k for name, k in step.synchrony_of.items() if k.mode is SyncMode.STALE}
         if not stale:
             return step
         return _Servers(step, context, {step.by_name[name].handle: k for name, k in stale.items()}).run()
@@ -55,14 +55,14 @@ class StaleServers(Kernel[ReplicatedStep, ReplicatedStep]):
 class _Servers:
     """Implements one `StaleServers.apply`; the methods are in the order of `run`."""
 
-    def __init__(self, step: ReplicatedStep, context: Context, kept: dict[str, VariablePlacement]) -> None:
+    def __init__(self, step: ReplicatedStep, context: Context, kept: dict[str, Synchrony]) -> None:
         self.item, self.context, self.order, self.kept = step, context, step.order, kept
-        self.owner = {handle: variable_placement.owner for handle, variable_placement in kept.items()}
+        self.owner = {handle: step.owners[step.by_handle[handle].name] for handle in kept}
         self.results = Results(step)
         self.editor = self.results.editor
         self.effects = step.graph_index.effects
         self.joins = [j for j in step.joins if j.variable and step.by_name[j.variable].handle in kept]
-        self.serving = BackgroundProgram(step, context, self.editor, self.effects, self.owner, self.joins)
+        self.background = BackgroundProgram(step, context, self.editor, self.effects, self.owner, self.joins)
 
     def run(self) -> ReplicatedStep:
         self._require_own_outputs()
@@ -71,13 +71,11 @@ class _Servers:
         if self.context.worker in self.owner.values():
             checks = [name for name in self.item.targets if name in gradient_dependent]
             self.editor.run(
-                self.serving.build(
-                    1 + max(variable_placement.staleness for variable_placement in self.kept.values()), checks
-                )
+                self.background.build(1 + max(synchrony.staleness for synchrony in self.kept.values()), checks)
             )
         self._receive_completion_signals()
         self._drop_control_dependencies(gradient_dependent)
-        self.editor.serve(self.serving.effects)
+        self.editor.serve(self.background.effects)
         return self.results.to_step(self.joins)
 
     def _require_own_outputs(self) -> None:
@@ -110,12 +108,12 @@ class _Servers:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _placement_of(self, join: PendingReduction) -> VariablePlacement:
-        return self.kept[self.item.by_name[join.variable or ""].handle]
+    def _handle_of(self, join: PendingReduction) -> str:
+        return self.item.by_name[join.variable or ""].handle
 
     def _send_gradients(self) -> None:
         def group_of(join: PendingReduction) -> Hashable:
-            return self._placement_of(join)
+            return self.owner[self._handle_of(join)], self.kept[self._handle_of(join)]
 
         for bucket in make_buckets([j for j in self.joins if not j.is_sparse], group_of, PACK_BYTES):
             self._send_part(bucket.joins, functools.partial(_pack, bucket), functools.partial(_unpack_mean, bucket))
@@ -130,20 +128,21 @@ class _Servers:
         combine: Callable[[Parts], list[tf.Tensor]],
     ) -> None:
         """Sends this worker's part of some reductions to their owner, which combines all parts in the background."""
-        variable_placement, key = self._placement_of(joins[0]), key_of(joins)
+        handle, key = self._handle_of(joins[0]), key_of(joins)
+        owner, capacity = self.owner[handle], self.kept[handle].staleness + 2
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, key, joins[0].group, variable_placement.staleness + 2)
+            exchange = Communicator(f, self.context, key, joins[0].group, capacity)
             part = pack(f)
             if exchange.contributes:
-                exchange.send(variable_placement.owner, "gradient", part)
+                exchange.send(owner, "gradient", part)
         self.editor.run(exchange.effects)
-        if variable_placement.owner == self.context.worker:
+        if owner == self.context.worker:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in part]
             with subgraph(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-                exchange = Communicator(f, self.context, key, joins[0].group, variable_placement.staleness + 2)
+                exchange = Communicator(f, self.context, key, joins[0].group, capacity)
                 tensors = combine([exchange.receive(w, "gradient", specs) for w in exchange.group.workers])
             names = [t for join in joins for t in join.result]
-            self.serving.know(dict(zip(names, map(f.name, tensors), strict=True)), exchange.effects)
+            self.background.register(dict(zip(names, map(f.name, tensors), strict=True)), exchange.effects)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class _Servers:
             self.editor.initialize({f"{group.key}/{group.owner}": f.name(filled)})
             self.editor.land([f.name(flush_targets)])
             if group.owner == self.context.worker:
-                self.serving.send_completion_signal(group, staleness + 2)
+                self.background.send_completion_signal(group, staleness + 2)
             for write in group.writes:
                 self.editor.replace_control(write, exchange.effects)
             self.editor.remove(group.writes)
@@ -172,4 +171,4 @@ def _pack(bucket: Bucket, f: SubgraphBuilder) -> list[tf.Tensor]:
 
 
 def _unpack_mean(bucket: Bucket, parts: Parts) -> list[tf.Tensor]:
-    return bucket.unpack(mean_of(parts))
+    return bucket.unpack(reduce_to_mean(parts))

@@ -10,7 +10,6 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
 from autodist.graph.ops import Trait, having
-from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.split import Subgraphs, split
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.walks import reach
@@ -119,11 +118,10 @@ class _Search:
         it owns, or another computes nothing, workers would diverge in their last bits.
         """
         context, owners = self.context, self.step.owners
-        is_owned = {name: owner != EVERY_WORKER for name, owner in owners.items()}
         is_like_all = context.has_one_kind_of_processor and context.all_compute
-        if context.workers == 1 or (is_like_all and not any(is_owned.values())):
+        if context.workers == 1 or (is_like_all and not owners):
             return set()
-        mirrored = {v.handle for v in self.step.variables if not is_owned.get(v.name, False)}
+        mirrored = {v.handle for v in self.step.variables if v.name not in owners}
         writes = (name for name, effect in self.graph_index.effects.items() if effect.writes & mirrored)
         found = reach(writes, self.graph_index.data.__getitem__)
         return {name for name in found if (self.part_of(name) or ("",))[0] != COMPUTE}

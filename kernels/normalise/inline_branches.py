@@ -12,7 +12,6 @@ from autodist.graph.effects import NO_EFFECT
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.names import tensor
-from autodist.graph.placement import SyncMode, listed
 from autodist.graph.read_again import writes_read_again
 from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
@@ -24,6 +23,8 @@ from autodist.kernels.replica_dependent import find_replica_dependent, sources_o
 from autodist.kernels.replicate.advance_generators import reads_to_offset
 from autodist.kernels.replicate.recompute_after_reduce import find_recomputed
 from autodist.layout import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
+from autodist.placement.partitioning import listed
+from autodist.placement.synchrony import SyncMode
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,13 @@ def inline_shared_updates(step: CapturedStep, plan: Plan) -> CapturedStep:
     Raises:
         StrategyError: such a conditional has side effects other than writes of variables.
     """
-    variable_placements = {variable: plan.variable_placement(variable) for variable in plan.variables}
+    updates = {variable: (plan.owner(variable), plan.synchrony(variable)) for variable in plan.variables}
     chosen = []
     for node in step.graph_index.of_op("If"):
         names = _written(step, node)
-        placements = {variable_placements[name] for name in names if name in variable_placements}
-        is_synchronous = all(
-            variable_placement is None or variable_placement.pace is not SyncMode.ASYNCHRONOUS
-            for variable_placement in placements
-        )
-        if is_synchronous and len(placements) > 1:
+        kinds = {updates[name] for name in names if name in updates}
+        is_awaited = all(synchrony is None or synchrony.mode is not SyncMode.ASYNCHRONOUS for _, synchrony in kinds)
+        if is_awaited and len(kinds) > 1:
             hindrance = find_hindrance(node, step.graph_def.library)
             if hindrance is not None:
                 raise StrategyError(

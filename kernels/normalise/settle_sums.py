@@ -59,12 +59,8 @@ def _differing(step: CapturedStep) -> tuple[InStepAllReduce, ...]:
 
 def _runs_ahead(step: CapturedStep, context: Context) -> bool:
     """Returns True if no step waits for another worker, since all variables are asynchronous or stale."""
-    variable_placements = [context.plan.variable_placement(g.variable) for g in step.gradients]
-    return (
-        context.workers > 1
-        and bool(variable_placements)
-        and all(k is not None and k.runs_ahead for k in variable_placements)
-    )
+    synchronies = [context.plan.synchrony(g.variable) for g in step.gradients]
+    return context.workers > 1 and bool(synchronies) and all(k is not None and k.runs_ahead for k in synchronies)
 
 
 def _differs(step: CapturedStep, flows: Propagation, reduction: InStepAllReduce) -> bool:

@@ -1,218 +1,101 @@
-"""Assignment of owners to variables and shards by the strategy, and to slots by the variables that they serve."""
+"""Assignment of holders to variables and shards by the strategy, and to slots by the variables that they serve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.find_stages import find_stages
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.ops import Trait, having
+from autodist.graph.ops import Trait
 from autodist.graph.parts import Aggregation, Variable
-from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, shard_name
 from autodist.graph.stages import Stages
-from autodist.graph.step import CapturedStep, PlacedStep, Step
+from autodist.graph.step import CapturedStep, PlacedStep
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.normalise.inline_branches import inline_shared_updates
+from autodist.kernels.place.slots import ServedVariables
 from autodist.kernels.plan import Plan
+from autodist.placement.group import Group
+from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
-
-_PARTITIONED = 1 << 30
-"""Numbers from here on stand for a partitioned variable, which has no single owner."""
-
-_SEVERAL_OPS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
-
-Owners = frozenset[int]
 
 
 @dataclass(frozen=True)
 class AssignOwners(Kernel[CapturedStep, PlacedStep]):
-    """Sets the partitioning of each variable, and the owner of each variable or shard that only one worker holds."""
+    """Sets the holder of each variable that is partitioned, or that only some workers hold."""
 
     name: ClassVar[str] = "assign-owners"
 
     def apply(self, step: CapturedStep, context: Context) -> PlacedStep:
-        if context.workers == 1:
-            return PlacedStep.of(step)
-        cuts, owners = _place(step, context.plan)
-        owners = {name: w for name, w in owners.items() if w != EVERY_WORKER}
-        return PlacedStep.of(step, cuts=cuts, owners=owners, stage_group=context.plan.stage_group)
+        holders = {} if context.workers == 1 else _find_holders(step, context.plan)
+        return PlacedStep.of(step, holders={name: one for name, one in holders.items() if not one.is_everywhere})
 
 
-def find_placements(step: CapturedStep, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
-    """Returns the placements of all variables of a step, by name."""
+def find_holders(step: CapturedStep, strategy: strategy_pb2.Strategy) -> dict[str, Holder]:
+    """Returns the holders of all variables of a step, by name."""
     plan = Plan(strategy)
-    inlined = inline_shared_updates(step, plan)
-    cuts, owners = _place(inlined, plan)
-    placed = PlacedStep.of(inlined, cuts=cuts, owners=owners, stage_group=plan.stage_group)
-    return {variable.name: placed.placement(variable.name) for variable in step.variables}
+    found = _find_holders(inline_shared_updates(step, plan), plan)
+    return {v.name: found.get(v.name, Holder.whole(v.shape, plan.all_workers)) for v in step.variables}
 
 
-def _place(step: CapturedStep, plan: Plan) -> tuple[dict[str, Partitioning], dict[str, int]]:
-    """Returns the partitionings and owners of the variables; those from an earlier step are kept.
+def _find_holders(step: CapturedStep, plan: Plan) -> dict[str, Holder]:
+    """Returns the holders of variables; those from an earlier step are kept, without cached copies.
 
     A slot is partitioned and placed like the variables that it serves. These are the variables whose update reads it,
     or else those that it is computed from (for an average of weights). A slot that serves variables of several owners,
     or a variable that every worker holds, is held by every worker. So is a slot of a partitioned variable with another
     shape. If all variables are asynchronous, the owner of the first one owns the update counters.
     """
-    cuts = {name: placement.cut for name, placement in step.placements.items() if placement.cut is not None}
-    owners: dict[str, int] = {}
-    for name, placement in step.placements.items():
-        names = [name] if placement.cut is None else [shard_name(name, k) for k in range(len(placement.owners))]
-        owners.update(zip(names, placement.owners, strict=True))
-    fixed = owners.keys() | cuts.keys()
-    for variable in plan.variables:
-        if variable in step.by_name and variable not in fixed:
-            if variable in plan.cuts:
-                cuts[variable] = plan.cuts[variable]
-            owners.update(plan.owners_of(variable))
-    if (cuts or owners) and not fixed >= step.by_name.keys():
-        _place_slots(step, {*plan.variables, *fixed}, cuts, owners)
+    holders = {name: holder.without_copies() for name, holder in step.holders.items()}
+    for name in plan.variables:
+        if name in step.by_name and name not in holders:
+            holders[name] = plan.holder(step.by_name[name])
+    if not all(one.is_everywhere for one in holders.values()):
+        holders |= dict(_slots(step, holders))
     if plan.is_asynchronous:
-        first = next(iter(plan.owners_of(next(iter(plan.variables))).values()))
-        owners.update({name: first for name in find_counters(step) if name not in owners})
-    return cuts, owners
+        owner = Group.of_workers([plan.first_owner])
+        for variable in find_counters(step):
+            holders.setdefault(variable.name, Holder.whole(variable.shape, owner))
+    return holders
 
 
-def _place_slots(step: CapturedStep, known: Set[str], cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
-    """Adds the placements of variables that are not `known`, by the variables that they serve."""
-    stages = find_stages(step)
-    cut_variables = dict(enumerate((name for name in cuts if name in step.by_name), start=_PARTITIONED))
-    holders = {name: owners.get(name, EVERY_WORKER) for name in known}
-    holders.update({name: stand_in for stand_in, name in cut_variables.items()})
-    decided = {step.by_name[name].handle: holder for name, holder in holders.items() if name in step.by_name}
-    serves = find_served_owners(step, stages, decided)
-    read_before = find_served_owners(step, stages, decided, reads_before=True)
-    for variable in step.variables:
-        handle = variable.handle
-        if handle in decided:
-            continue
-        if _is_updated(stages, handle):
-            served = serves.get(handle) or read_before.get(handle) or computed_from(step, stages, decided, handle)
-        else:
-            served = _written_together(step, stages, decided, handle)
-        owner = next(iter(served)) if len(served) == 1 else EVERY_WORKER
-        if owner in cut_variables:
-            _partition_like(step, variable, cut_variables[owner], cuts, owners)
-        elif owner != EVERY_WORKER:
-            owners[variable.name] = owner
-
-
-def _partition_like(
-    step: CapturedStep, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]
-) -> None:
-    if slot.shape != step.by_name[served].shape:
+def _slots(step: CapturedStep, holders: Mapping[str, Holder]) -> Iterable[tuple[str, Holder]]:
+    """Yields the holders of variables without a holder, by the variables that they serve."""
+    left = [variable for variable in step.variables if variable.name not in holders]
+    if not left:
         return
-    cuts[slot.name] = cuts[served]
-    for k in range(len(cuts[served].sizes)):
-        if shard_name(served, k) in owners:
-            owners[shard_name(slot.name, k)] = owners[shard_name(served, k)]
+    stages = find_stages(step)
+    served = ServedVariables(step, stages, (step.by_name[name].handle for name in holders if name in step.by_name))
+    for variable in left:
+        is_updated = any(variable.handle in stages.effects[w].writes for w in stages.writes if w in stages.update)
+        handles = served.of(variable.handle) if is_updated else served.written_with(variable.handle)
+        holder = _common(variable, [step.by_handle[handle].name for handle in handles], holders)
+        if holder is not None:
+            yield variable.name, holder
 
 
-def _is_updated(stages: Stages, handle: str) -> bool:
-    return any(handle in stages.effects[w].writes for w in stages.writes if w in stages.update)
-
-
-def _written_together(step: Step, stages: Stages, decided: Mapping[str, int], handle: str) -> Owners:
-    """Returns the owners of the decided variables that one op writes together with `handle`; it runs where they are.
-
-    No gradient reaches such an op if some runs accumulate gradients in variables and others apply them. A branch or a
-    function with several ops may write variables of several workers.
-    """
-    ops = [write for write in stages.writes if step.graph_index.nodes[write].op not in _SEVERAL_OPS]
-    written = [stages.effects[write].writes for write in ops]
-    return frozenset(decided[h] for handles in written if handle in handles for h in handles if h in decided)
-
-
-def find_served_owners(
-    step: Step, stages: Stages, decided: Mapping[str, int], reads_before: bool = False
-) -> dict[str, Owners]:
-    """Returns, for each variable, the owners of the decided variables whose writes depend on it.
-
-    Args:
-        step: the step. stages: the stages of the step. decided: owners, by handle. reads_before: True to also follow
-            nodes that are computed only for the part that runs once (from an early read of a slot that is written
-            later). After partitioning, such nodes may compute concatenations of all shards.
-    """
-    nodes = step.graph_index.nodes
-    leads: dict[str, Owners] = {}
-    serves: dict[str, Owners] = {}
-    for name in _of_updates(step, stages) if reads_before else _backwards(stages):
-        effect = stages.effects.get(name)
-        reached = leads.get(name, frozenset())
-        if effect:
-            reached |= {decided[h] for h in effect.writes if h in decided}
-            for handle in effect.reads | effect.writes:
-                serves[handle] = serves.get(handle, frozenset()) | reached
-            for handle in effect.writes - decided.keys():
-                reached |= serves.get(handle, frozenset())
-        for i in nodes[name].input:
-            if not is_control(i):
-                source = node_of(i)
-                leads[source] = leads.get(source, frozenset()) | reached
-    return serves
-
-
-def _backwards(stages: Stages) -> list[str]:
-    """Returns the nodes that run once, in reverse topological order."""
-    return sorted(stages.once, key=stages.order.__getitem__, reverse=True)
-
-
-def _of_updates(step: Step, stages: Stages) -> list[str]:
-    """Returns the nodes that run once and those computed only for them, in reverse topological order."""
-    found: dict[str, None] = {}
-    for name in reversed(step.graph_index.order):
-        readers = [c for c in step.graph_index.consumers[name] if name in step.graph_index.data[c]]
-        if name in stages.once or (readers and all(reader in found for reader in readers)):
-            found[name] = None
-    return list(found)
-
-
-def computed_from(
-    step: Step,
-    stages: Stages,
-    decided: Mapping[str, int],
-    handle: str,
-    gradients: Mapping[str, str] | None = None,
-) -> Owners:
-    """Returns the owners of the decided variables whose values or gradients the writes of `handle` depend on.
-
-    Args:
-        gradients: maps tensors that the updates read to the variable that they are the gradient of; by default as
-            captured.
-    """
-    nodes = step.graph_index.nodes
-    if gradients is None:
-        gradients = {t: g.variable for g in stages.gradients for t in g.tensors}
-    gradient_of = {t: step.by_name[variable].handle for t, variable in gradients.items()}
-    found: set[int] = set()
-    front = [w for w in stages.writes if handle in stages.effects[w].writes]
-    seen = set(front)
-    while front:
-        name = front.pop()
-        effect = stages.effects.get(name)
-        found.update(decided[h] for h in (effect.reads if effect else ()) if h in decided)
-        for i in nodes[name].input:
-            if is_control(i):
-                continue
-            source = node_of(i)
-            if tensor(i) in gradient_of:
-                found.add(decided[gradient_of[tensor(i)]])
-            elif source in stages.once and source not in seen:
-                seen.add(source)
-                front.append(source)
-    return frozenset(found)
+def _common(slot: Variable, served: Iterable[str], holders: Mapping[str, Holder]) -> Holder | None:
+    """Returns the holder of a slot that serves some variables, if these have one group, or only one is partitioned."""
+    by_group: dict[object, Holder] = {}
+    for name in served:
+        holder = holders[name]
+        by_group[holder.slices[0].group if holder.partitioning is None else name] = holder
+    if len(by_group) != 1:
+        return None
+    [holder] = by_group.values()
+    if holder.partitioning is None:
+        return Holder.whole(slot.shape, holder.slices[0].group)
+    return holder if holder.shape == slot.shape else None
 
 
 Nodes = Mapping[str, list[tuple[str, str]]]
 """By node, the nodes and tensors of its data inputs."""
 
 
-def find_counters(step: CapturedStep) -> list[str]:
-    """Returns the names of update counters, which every step writes with values that do not depend on the batch.
+def find_counters(step: CapturedStep) -> list[Variable]:
+    """Returns the update counters, which every step writes with values that do not depend on the batch.
 
     The updates read them (Adam's number of steps), or the script declares that one replica's write is enough. Keras
     declares this for an optimizer's `iterations`.
@@ -224,7 +107,7 @@ def find_counters(step: CapturedStep) -> list[str]:
     read = _read_by_updates(stages, nodes)
     written = _written_alike(step, stages, nodes)
     return [
-        v.name for v in step.variables
+        v for v in step.variables
         if v.handle in written and (v.handle in read or v.aggregation is Aggregation.ONLY_FIRST_REPLICA)
     ]  # fmt: skip
 

@@ -34,7 +34,8 @@ class ReadRemoteVariables(Kernel[StepWithOwners, StepWithOwners]):
     }
 
     def apply(self, step: W, context: Context) -> W:
-        far = {v.handle: context.nearest_holder(step.owners[v.name]) for v in step.variables if v.name in step.owners}
+        owned = [v for v in step.variables if v.name in step.owners]
+        far = {v.handle: context.nearest_holder(step.slices[v.name].group) for v in owned}
         far = {handle: owner for handle, owner in far.items() if owner != context.worker}
         if context.workers == 1 or not far:
             return step

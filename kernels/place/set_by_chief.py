@@ -47,21 +47,20 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
                 by_handle.setdefault(handle, []).append(name)
         for handle, names in by_handle.items():
             variable = step.by_handle[handle]
-            owner = step.owners.get(variable.name)
-            if owner is None:
+            if variable.name not in step.owners:
                 _write_copies(editor, variable, names, range(1, context.workers), context)
                 continue
+            owner, *others = step.slices[variable.name].group.workers
             for name in (handle, *editor.consumers(handle)):
                 editor[name].device = context.home(owner, variable.dtype)
-            if owner in plan.stage_group:
-                _write_copies(editor, variable, names, plan.stage_group[owner], context)
+            if others:
+                _write_copies(editor, variable, names, others, context)
             if plan.has_cached_copy(variable.name):
                 _write_copies(editor, variable, names, range(context.workers), context, CACHED_COPY)
         # Written variables are placed here; variables that are only read are placed by a later kernel.
-        read = {
-            v.name: step.owners[v.name] for v in step.variables if v.name in step.owners and v.handle not in by_handle
-        }
-        return editor.to_step(owners=read)
+        everyone = dict.fromkeys((step.by_handle[handle].name for handle in by_handle), plan.all_workers)
+        holders = {name: holder.with_groups(name, everyone) for name, holder in step.holders.items()}
+        return editor.to_step(holders={name: one for name, one in holders.items() if not one.is_everywhere})
 
     @staticmethod
     def _remove_writes(step: PlacedStep, writes: list[str]) -> PlacedStep:

@@ -2,26 +2,125 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from autodist.graph.find_stages import find_stages
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
-from autodist.graph.step import CapturedStep
-from autodist.kernels.place.assign_owners import computed_from, find_served_owners
+from autodist.graph.stages import Stages
+from autodist.graph.step import CapturedStep, Step
+
+_SEVERAL_OPS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
+
+Handles = frozenset[str]
 
 
 def find_slots(step: CapturedStep) -> dict[str, tuple[Variable, ...]]:
     """Returns the slots of each trained variable; counters, which serve several variables, belong to none."""
     stages = find_stages(step)
-    trained = list(dict.fromkeys(gradient.variable for gradient in step.gradients))
-    decided = {step.by_name[name].handle: index for index, name in enumerate(trained)}
-    serves = find_served_owners(step, stages, decided)
-    read_before = find_served_owners(step, stages, decided, reads_before=True)
+    found: dict[str, list[Variable]] = {gradient.variable: [] for gradient in step.gradients}
+    trained = {step.by_name[name].handle: name for name in found}
+    served = ServedVariables(step, stages, trained)
     written = {h for write in stages.writes if write in stages.update for h in stages.effects[write].writes}
-    found: dict[str, list[Variable]] = {name: [] for name in trained}
     for variable in step.variables:
-        handle = variable.handle
-        if handle in decided or handle not in written:
-            continue
-        served = serves.get(handle) or read_before.get(handle) or computed_from(step, stages, decided, handle)
-        if len(served) == 1:
-            found[trained[next(iter(served))]].append(variable)
+        if variable.handle not in trained and variable.handle in written:
+            handles = served.of(variable.handle)
+            if len(handles) == 1:
+                found[trained[next(iter(handles))]].append(variable)
     return {name: tuple(slots) for name, slots in found.items()}
+
+
+class ServedVariables:
+    """The known variables that the other variables of a step serve, as the slots of an optimizer do.
+
+    Args:
+        step: the step.
+        stages: its stages.
+        known: handles of the known variables.
+        gradients: maps tensors that the updates read to the variable that they are the gradient of; by default as
+            captured.
+        follows_early_reads: True to also follow nodes that are computed only for the part that runs once (from an early
+            read of a slot that is written later). After partitioning, such nodes may compute concatenations of all
+            shards.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        stages: Stages,
+        known: Iterable[str],
+        gradients: Mapping[str, str] | None = None,
+        follows_early_reads: bool = True,
+    ) -> None:
+        self._step, self._stages, self._known = step, stages, frozenset(known)
+        if gradients is None:
+            gradients = {t: g.variable for g in stages.gradients for t in g.tensors}
+        self._gradient_of = {t: step.by_name[variable].handle for t, variable in gradients.items()}
+        self._read = self._read_by_updates(sorted(stages.once, key=stages.order.__getitem__, reverse=True))
+        self._read_early = self._read_by_updates(self._of_updates()) if follows_early_reads else {}
+
+    def of(self, handle: str) -> Handles:
+        """Returns the handles of the known variables whose updates read a variable, else of those it is made from."""
+        return self._read.get(handle) or self._read_early.get(handle) or self._made_from(handle)
+
+    def written_with(self, handle: str) -> Handles:
+        """Returns the handles of the known variables that one op writes together with a variable.
+
+        No gradient reaches such an op if some runs accumulate gradients in variables and others apply them. A branch or
+        a function with several ops may write variables of several workers.
+        """
+        stages, nodes = self._stages, self._step.graph_index.nodes
+        written = [stages.effects[write].writes for write in stages.writes if nodes[write].op not in _SEVERAL_OPS]
+        return frozenset(h for handles in written if handle in handles for h in handles if h in self._known)
+
+    def _read_by_updates(self, names: Iterable[str]) -> dict[str, Handles]:
+        """Maps each variable to the known variables whose writes depend on it; `names` are in reverse order."""
+        nodes = self._step.graph_index.nodes
+        leads: dict[str, Handles] = {}
+        serves: dict[str, Handles] = {}
+        for name in names:
+            effect = self._stages.effects.get(name)
+            reached = leads.get(name, frozenset())
+            if effect:
+                reached |= effect.writes & self._known
+                for handle in effect.reads | effect.writes:
+                    serves[handle] = serves.get(handle, frozenset()) | reached
+                for handle in effect.writes - self._known:
+                    reached |= serves.get(handle, frozenset())
+            for i in nodes[name].input:
+                if not is_control(i):
+                    source = node_of(i)
+                    leads[source] = leads.get(source, frozenset()) | reached
+        return serves
+
+    def _of_updates(self) -> list[str]:
+        """Returns the nodes that run once and those computed only for them, in reverse topological order."""
+        graph_index = self._step.graph_index
+        found: dict[str, None] = {}
+        for name in reversed(graph_index.order):
+            readers = [c for c in graph_index.consumers[name] if name in graph_index.data[c]]
+            if name in self._stages.once or (readers and all(reader in found for reader in readers)):
+                found[name] = None
+        return list(found)
+
+    def _made_from(self, handle: str) -> Handles:
+        """Returns the known variables whose values or gradients the writes of a variable depend on."""
+        stages = self._stages
+        found: set[str] = set()
+        front = [w for w in stages.writes if handle in stages.effects[w].writes]
+        seen = set(front)
+        while front:
+            name = front.pop()
+            effect = stages.effects.get(name)
+            found.update(effect.reads & self._known if effect else ())
+            for i in self._step.graph_index.nodes[name].input:
+                if is_control(i):
+                    continue
+                source = node_of(i)
+                if tensor(i) in self._gradient_of:
+                    found.add(self._gradient_of[tensor(i)])
+                elif source in stages.once and source not in seen:
+                    seen.add(source)
+                    front.append(source)
+        return frozenset(found)

@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
-from autodist.graph.placement import EVERY_WORKER, Placement
+from autodist.placement.group import Group
+from autodist.placement.holder import Holder
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.graph_runner import GraphRunner
@@ -80,14 +81,13 @@ def _free_ports(count: int) -> Sequence[int]:
 
 def _times(workers: int) -> float:
     """Returns the number of copies of the values that the busiest worker's link carries."""
-    listing = Listing.of(
-        [StoredVariable(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(1000)], range(workers)
-    )
-    sizes = [sum(listing.parts[one.part].byte_size for one in shipment.slices) for shipment in listing.transfers]
+    holder = Holder.whole((1 << 20,), Group.all_workers(workers))
+    listing = Listing.of([StoredVariable(f"v{k}", tf.float32, (1 << 20,), holder) for k in range(1000)], range(workers))
+    sizes = [sum(listing.parts[one.part].byte_size for one in transfer.slices) for transfer in listing.transfers]
     sent: collections.Counter[int] = collections.Counter()
-    for shipment, size in zip(listing.transfers, sizes, strict=True):
-        by = listing.present if shipment.to == EVERY_WORKER else (0,)
-        sent.update({w: size * (len(listing.after(w)) if shipment.to == EVERY_WORKER else 1) for w in by})
+    for transfer, size in zip(listing.transfers, sizes, strict=True):
+        by = listing.present if transfer.to is None else (0,)
+        sent.update({w: size * (len(listing.after(w)) if transfer.to is None else 1) for w in by})
     return max(sent.values()) / sum(part.byte_size for part in listing.parts)
 
 

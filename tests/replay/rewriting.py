@@ -10,13 +10,14 @@ from google.protobuf import text_format
 
 from autodist.errors import FetchedElsewhereError, RewriteError
 from autodist.graph.parts import PendingReduction
-from autodist.graph.placement import Placement
 from autodist.graph.step import CapturedStep, ReplicatedStep, Step
 from autodist.graph.step_text import text_of_step
 from autodist.graph.verify import verify
-from autodist.kernels import Context, Fetching, find_placements, run_pipeline
+from autodist.kernels import Context, Fetching, find_holders, run_pipeline
 from autodist.kernels.normalise.reduce_before_postprocessing import ReduceBeforePostprocessing
 from autodist.kernels.rows.rewrite_rows import RULES
+from autodist.placement.group import Group, worker_count
+from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies import call_builder, check_strategy, chosen_builder, graph_config, resolve_specs
@@ -93,12 +94,16 @@ def build(step: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strateg
 
 
 def _placed_as(planned: CapturedStep, step: CapturedStep, strategy: strategy_pb2.Strategy) -> CapturedStep:
-    """Returns the item with the placements of another plan, which has other names for the variables."""
+    """Returns the item with the holders of another plan, which has other names for the variables."""
     shared = {name: planned.by_name[name].handle for name in planned.by_name}
-    placements = find_placements(planned, strategy)
-    known = {_shared_name(planned, handle): placements[name] for name, handle in shared.items()}
+    holders = find_holders(planned, strategy)
+    known = {_shared_name(planned, handle): holders[name] for name, handle in shared.items()}
+    everyone = Group.all_workers(worker_count(strategy.graph_config))
     return replace(
-        step, placements={v.name: known.get(_shared_name(step, v.handle), Placement()) for v in step.variables}
+        step,
+        holders={
+            v.name: known.get(_shared_name(step, v.handle), Holder.whole(v.shape, everyone)) for v in step.variables
+        },
     )
 
 

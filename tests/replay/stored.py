@@ -90,8 +90,8 @@ def stored_names() -> list[str]:
 
 
 def undecided(step: CapturedStep) -> CapturedStep:
-    """Returns the item without placements of its variables."""
-    return replace(step, placements={})
+    """Returns the item without holders of its variables."""
+    return replace(step, holders={})
 
 
 def _specs(step: Step, node: str) -> Iterator[tf.TensorSpec]:

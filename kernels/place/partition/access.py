@@ -15,12 +15,12 @@ from autodist.graph.names import tensor
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import Trait, having, writes_rows
 from autodist.graph.parts import Variable
-from autodist.graph.placement import WHOLE
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.place.copies import add_copy, read_before, take_copy
 from autodist.kernels.place.partition.layouts import Along, Routed, RowIds
 from autodist.kernels.place.partition.routes import gather_rows, route
 from autodist.kernels.place.partition.work import PartitionedVariable, Work
+from autodist.placement.partitioning import WHOLE
 
 Rule = Callable[[Work, NodeDef, PartitionedVariable], bool]
 

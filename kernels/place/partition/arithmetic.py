@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.ops import FactorRule, ReducedBy, Trait, factor_rule, having
-from autodist.graph.placement import Partitioning
 from autodist.kernels.place.partition.layouts import Alike, Along, Routed
 from autodist.kernels.place.partition.work import Work
 from autodist.kernels.sums import ordered_sum
+from autodist.placement.partitioning import Partitioning
 
 DIVIDED = having(Trait.ELEMENTWISE | Trait.REDUCES) | {"CheckNumerics"}
 """Ops that run on pieces. Partial results of reductions are combined, such as those of a norm over a variable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 
 
 @dataclass(frozen=True)

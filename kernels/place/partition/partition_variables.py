@@ -16,7 +16,6 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable, VariableGradient
-from autodist.graph.placement import SyncMode, shard_name
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
@@ -28,6 +27,8 @@ from autodist.kernels.place.partition.routes import route
 from autodist.kernels.place.partition.work import PartitionedVariable, Work
 from autodist.kernels.plan import Plan
 from autodist.layout import DrawAt, Kind, Propagation, RowsOfDraw, Unknown
+from autodist.placement.partitioning import shard_name
+from autodist.placement.synchrony import SyncMode
 
 log = logging.getLogger("autodist")
 
@@ -46,7 +47,7 @@ run on the concatenated tensor: that is always correct, at the cost of the conca
 
 @dataclass(frozen=True)
 class PartitionVariables(Kernel[PlacedStep, PlacedStep]):
-    """Partitions variables, their slots, gradients and updates into shards according to `Step.cuts`.
+    """Partitions variables, their slots, gradients and updates into shards according to their holders.
 
     Later kernels treat each shard as a separate variable. A read becomes the concatenation of the shards' reads; a
     gather along the cut axis gathers each shard's own rows. Each shard gets its part of a gradient: a slice of a dense
@@ -65,7 +66,7 @@ class PartitionVariables(Kernel[PlacedStep, PlacedStep]):
     }
 
     def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
-        if not any(name in step.by_name for name in step.cuts):
+        if not any(name in step.by_name for name in step.partitionings):
             return step
         partitioned = partition(step)
         _require_synchronous(partitioned.written_whole, context.plan)
@@ -90,7 +91,7 @@ class Partitioned:
 
 
 def partition(step: PlacedStep) -> Partitioned:
-    """Partitions a step's variables according to `item.cuts`."""
+    """Partitions a step's variables according to their holders."""
     flows = step.flows or flows_of(step)  # propagation does not follow routed rows
     stages = find_stages(step)
     work = Work(step, StepEditor(step), stages.effects)
@@ -115,8 +116,8 @@ def _require_synchronous(written_whole: Mapping[str, str], plan: Plan) -> None:
         StrategyError: a parameter server applies each worker's gradient separately.
     """
     for variable, op in written_whole.items():
-        variable_placement = plan.variable_placement(shard_name(variable, 0))
-        if variable_placement is not None and variable_placement.pace is SyncMode.ASYNCHRONOUS:
+        synchrony = plan.synchrony(shard_name(variable, 0))
+        if synchrony is not None and synchrony.mode is SyncMode.ASYNCHRONOUS:
             raise StrategyError(
                 f"{variable} is partitioned, and {op} writes it as a whole, while its servers apply each worker's "
                 "gradient on arrival, shard by shard. Make it synchronous (sync: true), or do not partition it."

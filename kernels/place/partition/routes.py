@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.placement import Partitioning
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.place.partition.work import Work
+from autodist.placement.partitioning import Partitioning
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from autodist.graph.effects import Effect
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.ops import OpView
 from autodist.graph.parts import Variable
-from autodist.graph.placement import Partitioning, shard_name
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout
 from autodist.layout.folding import Constants
+from autodist.placement.partitioning import Partitioning, shard_name
 
 Build = Callable[[SubgraphBuilder], tf.Tensor]
 
@@ -96,7 +96,7 @@ class Work:
         self.item, self.editor, self.effects = step, editor, effects
         self.variables = {
             step.by_name[name].handle: PartitionedVariable.of(step.by_name[name], cut)
-            for name, cut in step.cuts.items()
+            for name, cut in step.partitionings.items()
             if name in step.by_name
         }
         self.copies: list[Variable] = []

@@ -18,7 +18,7 @@ from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.loss_scales import LossScales, Seeds
 from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.joins.terms import TermSeeds
-from autodist.kernels.sums import ordered_sum, rows_of_examples, rows_together, sum_of_sums
+from autodist.kernels.sums import join_rows, ordered_sum, rows_of_examples, sum_of_sums
 from autodist.layout import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
@@ -172,7 +172,7 @@ class GradientJoins:
             for k, size in enumerate(sizes):
                 by_tensor[0][k], by_tensor[1][k] = rows_of_examples(by_tensor[0][k], by_tensor[1][k], size, aligned)
             dense = [sum_of_sums(by_tensor[0], pipelines)] if len(dtypes) == 1 else None
-            local = dense or [*rows_together(row_join, aligned, *by_tensor)]
+            local = dense or [*join_rows(row_join, aligned, *by_tensor)]
             local[-1:] = [local[-1] * tf.cast(s, dtypes[-1]) for s in scale] or local[-1:]
             return [*local, *([tf.identity(t) for t in local] if self._joiner.group.spans_workers else local)]
 

@@ -16,7 +16,7 @@ from autodist.graph.step import UNEVEN, PlacedStep
 from autodist.graph.subgraph import SubgraphBuilder, Template, subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.weights import ReplicaWeights
-from autodist.kernels.sums import merged, nothing_like, ordered_sum
+from autodist.kernels.sums import identity_like, ordered_sum, reduce_values
 from autodist.layout import (
     Examples,
     Joined,
@@ -211,7 +211,7 @@ class Joiner:
             squares = [self.kept(f, tf.square(v), k) for k, v in enumerate(values)]
             return _Local(ordered_sum(squares), is_squared=True)
         merge = _MERGES[kind.by]
-        return _Local(merged([self.kept(f, v, k, merge) for k, v in enumerate(values)], merge), merge=merge)
+        return _Local(reduce_values([self.kept(f, v, k, merge) for k, v in enumerate(values)], merge), merge=merge)
 
     def weighted_sum(
         self, f: SubgraphBuilder, values: Sequence[tf.Tensor], weight: Weight | None
@@ -246,7 +246,7 @@ class Joiner:
         """Returns a local replica's value, or the identity element of the reduction if it has no examples."""
         if not self.parts.sizes:
             return value
-        return tf.where(self.parts.is_used(f, k), value, nothing_like(value, merge))
+        return tf.where(self.parts.is_used(f, k), value, identity_like(value, merge))
 
     def noted(
         self,

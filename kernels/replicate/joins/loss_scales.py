@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, PendingReductionKind
-from autodist.graph.placement import SyncMode
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.sums import ordered_sum
 from autodist.layout import Elements, Examples, Scalar, Total, Weight
 from autodist.layout.linearity import Linearity, find_linearity
+from autodist.placement.synchrony import SyncMode
 
 EXACT = tf.float64
 """The dtype in which weights are divided, whatever that of the gradients: a sum of a mask is not exact in 16 bits."""
@@ -149,11 +149,8 @@ class LossScales:
     def _sync_modes(self, call: int) -> set[SyncMode | None]:
         """Returns the sync modes of the variables that a call's gradients are for."""
         names = {g.variable for g in self._joiner.stages.gradients if g.call == call}
-        variable_placements = [self._plan.variable_placement(name) for name in sorted(names)]
-        return {
-            None if variable_placement is None else variable_placement.pace
-            for variable_placement in variable_placements
-        }
+        synchronies = [self._plan.synchrony(name) for name in sorted(names)]
+        return {None if synchrony is None else synchrony.mode for synchrony in synchronies}
 
     def _is_local(self, call: int) -> bool:
         """Returns True if each worker only uses its own examples."""
@@ -168,12 +165,8 @@ class LossScales:
 
     def is_divided_by_own(self, call: int, variable: str) -> bool:
         """Returns True if a variable is updated per worker, while other variables of the call are updated jointly."""
-        variable_placement = self._plan.variable_placement(variable)
-        return (
-            variable_placement is not None
-            and variable_placement.pace is SyncMode.ASYNCHRONOUS
-            and not self._is_local(call)
-        )
+        synchrony = self._plan.synchrony(variable)
+        return synchrony is not None and synchrony.mode is SyncMode.ASYNCHRONOUS and not self._is_local(call)
 
     # -- readers of cotangents -------------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ from autodist.errors import StrategyError
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import PendingReductionKind, Term
-from autodist.graph.placement import SyncMode
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.layout import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.placement.synchrony import SyncMode
 
 log = logging.getLogger("autodist")
 
@@ -65,15 +65,13 @@ class TermSeeds:
             StrategyError: some variables are updated by all workers jointly, others by each worker separately.
         """
         plan, stages = self._joiner.context.plan, self._joiner.stages
-        variable_placements = {
-            g.variable: plan.variable_placement(g.variable) for g in stages.gradients if g.call == self._call
-        }
+        synchrony_of = {g.variable: plan.synchrony(g.variable) for g in stages.gradients if g.call == self._call}
         alone = [
             name
-            for name, variable_placement in variable_placements.items()
-            if variable_placement is not None and variable_placement.pace is SyncMode.ASYNCHRONOUS
+            for name, synchrony in synchrony_of.items()
+            if synchrony is not None and synchrony.mode is SyncMode.ASYNCHRONOUS
         ]
-        together = sorted(variable_placements.keys() - set(alone))
+        together = sorted(synchrony_of.keys() - set(alone))
         if alone and together:
             raise StrategyError(
                 f"the loss {self._terms[-1].tensor} adds values of different weights (a mean and a sum, a ratio of "

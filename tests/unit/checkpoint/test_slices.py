@@ -12,21 +12,23 @@ import tensorflow as tf
 from autodist.checkpoint import slices
 from autodist.checkpoint.slices import KeyedVariable, read_into_process, read_into_session
 from autodist.checkpoint.write import PartWriter, merge
-from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
+from autodist.placement.holder import Holder
+from autodist.placement.partitioning import Partitioning
 from autodist.runtime import variable_slices as pieces_module
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import TrackedVariable
+from tests.unit.placement.holders import held_by
 
 VALUE = np.arange(24.0).reshape(4, 6)
 
-PLACEMENTS = {
-    "whole": Placement(),
-    "whole at a worker": Placement(None, (1,)),
-    "whole at mates": Placement(None, (1,), ((),), (0,)),
-    "rows at owners": Placement(Partitioning(0, (1, 3)), (1, 0), ((), ())),
-    "rows with copies": Placement(Partitioning(0, (2, 2)), (1, 0), (("/proxy",), ())),
-    "columns": Placement(Partitioning(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
+HOLDERS = {
+    "whole": held_by(VALUE.shape),
+    "whole at a worker": held_by(VALUE.shape, [1]),
+    "whole at mates": held_by(VALUE.shape, [(1, 0)]),
+    "rows at owners": held_by(VALUE.shape, (1, 0), Partitioning(0, (1, 3))),
+    "rows with copies": held_by(VALUE.shape, (1, 0), Partitioning(0, (2, 2)), copies=[["/proxy"]]),
+    "columns": held_by(VALUE.shape, (0, None, 1), Partitioning(1, (2, 1, 3))),
 }
 
 
@@ -37,9 +39,9 @@ def graph_runner() -> Iterator[GraphRunner]:
     graph_runner.close()
 
 
-def written(graph_runner: GraphRunner, folder: str, placement: Placement) -> str:
+def written(graph_runner: GraphRunner, folder: str, holder: Holder) -> str:
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
-    saved = TrackedVariable(tf.Variable(VALUE), "saved", placement)
+    saved = TrackedVariable(tf.Variable(VALUE), "saved", holder)
     pieces.set([saved], lambda one: one.hand_over(is_same=True))
     prefix = f"{folder}/merged"
     merge(PartWriter(graph_runner, pieces, lambda worker: "").write({"k": saved.stored}, folder), prefix)
@@ -47,21 +49,21 @@ def written(graph_runner: GraphRunner, folder: str, placement: Placement) -> str
 
 
 @pytest.mark.parametrize("group", [1, 1 << 20])
-@pytest.mark.parametrize("before", PLACEMENTS)
+@pytest.mark.parametrize("before", HOLDERS)
 def test_values_saved_in_some_shards_are_read_in_others(graph_runner, tmp_path, monkeypatch, before, group):
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", group)
     monkeypatch.setattr(slices, "LARGE", group)
-    prefix = written(graph_runner, str(tmp_path), PLACEMENTS[before])
+    prefix = written(graph_runner, str(tmp_path), HOLDERS[before])
     asked: list[int] = []
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
-    for k, after in enumerate(PLACEMENTS.values()):
+    for k, after in enumerate(HOLDERS.values()):
         one = TrackedVariable(tf.Variable(np.zeros_like(VALUE)), f"v{k}", after)
         read_into_session(graph_runner, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.stored)])
-        assert set(asked) == {w for shard in one.shards for w, _ in pieces.named_holders(shard)}
+        assert set(asked) == {w for shard in one.slices for w, _ in pieces.named_holders(shard)}
         asked.clear()
         pieces.pull([one])
         np.testing.assert_array_equal(one.source, VALUE)
-        for shard in one.shards:
+        for shard in one.slices:
             for _, name in pieces.named_holders(shard):
                 with graph_runner.graph.as_default():
                     handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shard.shape, shared_name=f"v{k}{name}")
@@ -70,11 +72,11 @@ def test_values_saved_in_some_shards_are_read_in_others(graph_runner, tmp_path, 
                 np.testing.assert_array_equal(graph_runner.session.run(read), VALUE[part])
 
 
-@pytest.mark.parametrize("before", PLACEMENTS)
+@pytest.mark.parametrize("before", HOLDERS)
 def test_variables_of_this_process_are_read_whole(graph_runner, tmp_path, monkeypatch, before):
     """A large variable is read once: TensorFlow would read the complete variable for each of its slices."""
     monkeypatch.setattr(slices, "LARGE", 9)
-    prefix = written(graph_runner, str(tmp_path), PLACEMENTS[before])
+    prefix = written(graph_runner, str(tmp_path), HOLDERS[before])
     variables = [tf.Variable(np.zeros_like(VALUE)) for _ in range(5)]
     scalar = tf.Variable(0.0, dtype=tf.float64)
     tf.raw_ops.SaveV2(
@@ -91,7 +93,7 @@ def test_variables_of_this_process_are_read_whole(graph_runner, tmp_path, monkey
 
 
 def test_the_old_value_of_a_large_variable_goes_before_the_new_one_is_read(graph_runner, tmp_path, monkeypatch):
-    prefix = written(graph_runner, str(tmp_path), PLACEMENTS["whole"])
+    prefix = written(graph_runner, str(tmp_path), HOLDERS["whole"])
     large, small = tf.Variable(np.zeros_like(VALUE)), tf.Variable(np.zeros_like(VALUE))
     shapes, restored = [], slices._restored
 

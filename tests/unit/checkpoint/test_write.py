@@ -10,20 +10,21 @@ import pytest
 import tensorflow as tf
 
 from autodist.checkpoint.write import PartWriter, merge, place_of, write_from_process
-from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
+from autodist.placement.partitioning import Partitioning
 from autodist.runtime import variable_slices as pieces_module
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import TrackedVariable
+from tests.unit.placement.holders import held_by
 
 VALUE = np.arange(24.0).reshape(4, 6)
 
-PLACEMENTS = {
-    "whole": Placement(),
-    "whole_at_worker": Placement(None, (1,)),
-    "rows_at_owners": Placement(Partitioning(0, (1, 3)), (1, 0), ((), ())),
-    "rows_everywhere": Placement(Partitioning(0, (1, 3)), (EVERY_WORKER, EVERY_WORKER), ((), ())),
-    "columns": Placement(Partitioning(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
+HOLDERS = {
+    "whole": held_by(VALUE.shape),
+    "whole_at_worker": held_by(VALUE.shape, [1]),
+    "rows_at_owners": held_by(VALUE.shape, (1, 0), Partitioning(0, (1, 3))),
+    "rows_everywhere": held_by(VALUE.shape, (None, None), Partitioning(0, (1, 3))),
+    "columns": held_by(VALUE.shape, (0, None, 1), Partitioning(1, (2, 1, 3))),
 }
 
 
@@ -38,8 +39,8 @@ def push(graph_runner: GraphRunner) -> tuple[VariableSlices, dict[str, TrackedVa
     """Returns the slices of two workers in one process, and one variable of each placement."""
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
     variables = {
-        name: TrackedVariable(tf.Variable(VALUE * k), f"v{k}", placement)
-        for k, (name, placement) in enumerate(PLACEMENTS.items(), start=1)
+        name: TrackedVariable(tf.Variable(VALUE * k), f"v{k}", holder)
+        for k, (name, holder) in enumerate(HOLDERS.items(), start=1)
     }
     pieces.set(list(variables.values()), lambda one: one.hand_over(is_same=True))
     return pieces, variables
@@ -63,8 +64,8 @@ def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(graph_runner, 
         ]
         merge(parts, str(folder / "merged"))
         found = read(str(folder / "merged"))
-        assert found.keys() == {*PLACEMENTS, "here"}
-        for k, name in enumerate(PLACEMENTS, start=1):
+        assert found.keys() == {*HOLDERS, "here"}
+        for k, name in enumerate(HOLDERS, start=1):
             np.testing.assert_array_equal(found[name], VALUE * k)
         assert len(writer._rounds) == 1
 
@@ -95,8 +96,8 @@ def test_the_chief_writes_for_those_that_do_not_see_its_folder(graph_runner, tmp
 
 
 def test_a_place_is_spelt_as_tensorflow_does(graph_runner):
-    kept = TrackedVariable(tf.Variable(VALUE), "v", PLACEMENTS["columns"]).stored
-    assert [place_of(kept, shard) for shard in kept.shards] == ["4 6 0,4:0,2", "4 6 0,4:2,1", "4 6 0,4:3,3"]
+    kept = TrackedVariable(tf.Variable(VALUE), "v", HOLDERS["columns"]).stored
+    assert [place_of(kept, shard) for shard in kept.slices] == ["4 6 0,4:0,2", "4 6 0,4:2,1", "4 6 0,4:3,3"]
 
 
 def test_values_of_this_process_are_read_a_group_at_a_time(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.names import node_of
 from autodist.graph.step import EXAMPLES, Step
-from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, Kernel, find_placements, only_sets, rewrite
+from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, Kernel, find_holders, only_sets, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import in_one_session
 from tests.unit.kernels.without_stacks import without_stacks
@@ -38,7 +38,7 @@ class Cluster:
         whole = self.captured.whole()
         self.strategy = plan(whole)
         self.workers = Context(self.strategy, 0).workers
-        self.placements = find_placements(whole, self.strategy)
+        self.holders = find_holders(whole, self.strategy)
         self.graph = tf.Graph()
         self.session = v1.Session(graph=self.graph)
         self._count = 0
@@ -49,7 +49,7 @@ class Cluster:
         """Returns each worker's fetches; runs that only initialise variables run first on the chief."""
         fed = {f"{name}:0": value for name, value in feeds.items()}
         inputs = {name: self._axis(name) for name in fed}
-        step = replace(self.captured.step(outputs, targets, inputs), placements=self.placements)
+        step = replace(self.captured.step(outputs, targets, inputs), holders=self.holders)
         sets = only_sets(step)
         contexts = [
             Context(self.strategy, w, Fetching.BY_ALL if fetches_alike else Fetching.BY_EACH)

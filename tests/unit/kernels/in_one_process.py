@@ -21,7 +21,6 @@ from autodist.capture.training_requirements import TrainingRequirements
 from autodist.compressors import Compressor
 from autodist.graph.imported import ImportedGraph
 from autodist.graph.names import node_of
-from autodist.graph.placement import Partitioning, shard_name
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.kernels import Context, rewrite
 from autodist.kernels.base import Kernel
@@ -29,6 +28,7 @@ from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
+from autodist.placement.partitioning import Partitioning, shard_name
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.without_stacks import without_stacks
 
@@ -157,7 +157,7 @@ class Session:
         self.items = rewritten(captured, strategy, kernels)
         names = [v.name for v in captured.item.variables]
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
-        initial = in_shards(whole, self.items[0].cuts)
+        initial = in_shards(whole, self.items[0].partitionings)
         self.graph = ImportedGraph()
         for worker, item in enumerate(self.items):
             self.graph.import_nodes(in_one_session(item.graph_def), f"worker_{worker}")
@@ -192,7 +192,7 @@ class Session:
             session.run([self._assign, self._initializers])
             outputs = [self._step(batch, limit_ms) for batch in batches]
             read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
-            return Trained(session.run(read), outputs, self.items[0].cuts)
+            return Trained(session.run(read), outputs, self.items[0].partitionings)
 
     def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
         """Runs one step from the script's values; returns the tensors `names` of it ("worker_0/x:0")."""

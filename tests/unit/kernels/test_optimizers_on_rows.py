@@ -8,8 +8,8 @@ from functools import cache
 import keras
 import pytest
 
-from autodist.graph.placement import Partitioning
 from autodist.kernels.rows.report_table_writes import tell
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import assert_same, one_device, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import sharded_plan

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.batch.examples import rows_of, with_a_row
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels import in_one_process
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import sharded_plan

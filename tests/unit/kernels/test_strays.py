@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy

@@ -11,12 +11,14 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
-from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
+from autodist.placement.holder import Holder
+from autodist.placement.partitioning import Partitioning
 from autodist.runtime import batched_transfers
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variables import StoredVariable
+from tests.unit.placement.holders import held_by
 
 WORKERS = 6
 LIMIT = 60.0
@@ -33,11 +35,15 @@ VALUES = {
 }
 ROWS = np.arange(54.0).reshape(6, 9)
 CUTS = {
-    "rows": Placement(Partitioning(0, (1,) * 6), tuple(range(6)), ((),) * 6),
-    "columns": Placement(Partitioning(1, (4, 5)), (5, 2), ((), ())),
-    "copies": Placement(Partitioning(0, (2, 4)), (1, EVERY_WORKER), (("/proxy",), ())),
-    "owned": Placement(None, (4,), ((),)),
+    "rows": held_by(ROWS.shape, tuple(range(6)), Partitioning(0, (1,) * 6), workers=WORKERS),
+    "columns": held_by(ROWS.shape, (5, 2), Partitioning(1, (4, 5)), workers=WORKERS),
+    "copies": held_by(ROWS.shape, (1, None), Partitioning(0, (2, 4)), workers=WORKERS, copies=[["/proxy"]]),
+    "owned": held_by(ROWS.shape, [4], workers=WORKERS),
 }
+
+
+def everywhere(value: np.ndarray) -> Holder:
+    return held_by(np.shape(value), workers=WORKERS)
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +71,10 @@ def workers(graph_runners: list[GraphRunner]) -> list[VariableBroadcast]:
     ]
 
 
-def spread(
-    workers: list[VariableBroadcast], values: dict[str, tuple[np.ndarray, Placement]], present: list[int]
-) -> None:
+def spread(workers: list[VariableBroadcast], values: dict[str, tuple[np.ndarray, Holder]], present: list[int]) -> None:
     kepts = [
-        StoredVariable(name, tf.as_dtype(np.asarray(v).dtype), np.shape(v), placement)
-        for name, (v, placement) in values.items()
+        StoredVariable(name, tf.as_dtype(np.asarray(v).dtype), np.shape(v), holder)
+        for name, (v, holder) in values.items()
     ]
     listing = Listing.of(kepts, present)
     arrays = [np.asarray(value) for value, _ in values.values()]
@@ -95,7 +99,7 @@ def test_all_get_what_all_have(
     graph_runners: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_transfers, "TRANSFER_BYTES", most)
-    given = {f"{name}{most}": (one, Placement()) for name, one in VALUES.items()}
+    given = {f"{name}{most}": (one, everywhere(one)) for name, one in VALUES.items()}
     spread(workers, given, list(range(WORKERS)))
     for worker in range(1, WORKERS):
         for name, (one, _) in given.items():
@@ -128,7 +132,7 @@ def test_the_next_values_of_the_same_variables_find_the_graph_as_it_is(
     for present in ([0, 1, 2, 3, 4, 5], [0, 3, 5], [0, 1, 2, 3, 4, 5]):
         before = {w: len(graph_runners[w].graph.get_operations()) for w in present}
         for round_ in range(3):
-            spread(workers, {"again": (ROWS + round_, Placement())}, present)
+            spread(workers, {"again": (ROWS + round_, everywhere(ROWS))}, present)
             now = {w: len(graph_runners[w].graph.get_operations()) for w in present}
             assert round_ == 0 or now == before
             before = now
@@ -140,7 +144,7 @@ def test_training_on_a_worker_does_not_change_values_that_another_received(
     graph_runners: list[GraphRunner], workers: list[VariableBroadcast]
 ) -> None:
     """Those in one process may hand on one another's memory."""
-    spread(workers, {"trained": (np.ones([1000]), Placement())}, list(range(WORKERS)))
+    spread(workers, {"trained": (np.ones([1000]), held_by([1000], workers=WORKERS))}, list(range(WORKERS)))
     with graph_runners[1].graph.as_default(), tf.device(cpu_of(1, WORKERS)):
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[1000], shared_name="trained")
         add = tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones([1000], tf.float64))

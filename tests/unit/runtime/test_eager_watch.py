@@ -29,7 +29,7 @@ class Trained:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.tracker = VariableTracker(self.pull)
+        self.tracker = VariableTracker(self.pull, 1)
         self.variable = tf.Variable(OLD)
         self.tracked = self.track(self.variable)
         self.pulls = 0
@@ -415,7 +415,7 @@ def test_a_data_set_that_was_made_before_the_first_step_writes(trained: Trained)
 
 
 def test_two_runs_see_one_variable(trained: Trained):
-    other = VariableTracker(lambda read: None)
+    other = VariableTracker(lambda read: None, 1)
     tracked = other.track(trained.variable)
     tracked.is_ahead = False
     trained.variable.assign([8.0, 8.0, 8.0])

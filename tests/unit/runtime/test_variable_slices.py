@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
+from autodist.placement.holder import Holder
+from autodist.placement.partitioning import Partitioning
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import LARGE, TrackedVariable
+from tests.unit.placement.holders import held_by
 
 VALUE = np.arange(24.0).reshape(4, 6)
 
-PLACEMENTS = {
-    "whole": Placement(),
-    "whole, at a worker": Placement(None, (1,)),
-    "whole, at mates": Placement(None, (1,), ((),), (0,)),
-    "rows at owners": Placement(Partitioning(0, (1, 3)), (1, 0), ((), ())),
-    "rows everywhere": Placement(Partitioning(0, (1, 3)), (EVERY_WORKER, EVERY_WORKER), ((), ())),
-    "columns, mixed": Placement(Partitioning(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
-    "rows with copies": Placement(Partitioning(0, (2, 2)), (1, 0), (("/proxy",), ())),
+HOLDERS = {
+    "whole": held_by(VALUE.shape),
+    "whole, at a worker": held_by(VALUE.shape, [1]),
+    "whole, at mates": held_by(VALUE.shape, [(1, 0)]),
+    "rows at owners": held_by(VALUE.shape, (1, 0), Partitioning(0, (1, 3))),
+    "rows everywhere": held_by(VALUE.shape, (None, None), Partitioning(0, (1, 3))),
+    "columns, mixed": held_by(VALUE.shape, (0, None, 1), Partitioning(1, (2, 1, 3))),
+    "rows with copies": held_by(VALUE.shape, (1, 0), Partitioning(0, (2, 2)), copies=[["/proxy"]]),
 }
 
 
@@ -49,13 +51,13 @@ def chief() -> Iterator[Chief]:
     graph_runner.close()
 
 
-def tracked(placement: Placement) -> TrackedVariable:
-    return TrackedVariable(tf.Variable(VALUE), "v", placement)
+def tracked(holder: Holder) -> TrackedVariable:
+    return TrackedVariable(tf.Variable(VALUE), "v", holder)
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("name", HOLDERS)
 def test_set_values_are_pulled(chief: Chief, name: str):
-    one, given = tracked(PLACEMENTS[name]), []
+    one, given = tracked(HOLDERS[name]), []
     chief.variable_slices.set([one], given.append)
     assert given == [one]
     one.write(np.zeros_like(VALUE))
@@ -66,29 +68,29 @@ def test_set_values_are_pulled(chief: Chief, name: str):
 
 
 def test_each_shard_gets_its_part_and_so_do_copies_of_it(chief: Chief):
-    chief.variable_slices.set([tracked(PLACEMENTS["rows with copies"])])
+    chief.variable_slices.set([tracked(HOLDERS["rows with copies"])])
     for name in ("v/shard_0", "v/shard_0/proxy"):
         np.testing.assert_array_equal(chief.value(name, (2, 6)), VALUE[:2])
     np.testing.assert_array_equal(chief.value("v/shard_1", (2, 6)), VALUE[2:])
 
 
 def test_a_variable_that_is_moved_is_set_where_it_is_now(chief: Chief):
-    one = tracked(Placement())
+    one = tracked(held_by(VALUE.shape))
     chief.variable_slices.set([one])
     one.source.assign(2.0 * VALUE)
-    one.placement = PLACEMENTS["columns, mixed"]
+    one.holder = HOLDERS["columns, mixed"]
     chief.variable_slices.set([one])
     np.testing.assert_array_equal(chief.value("v/shard_1", (4, 1)), 2.0 * VALUE[:, 2:3])
     np.testing.assert_array_equal(chief.value("v", (4, 6)), VALUE)
-    one.placement = replace(one.placement, owners=(1, 1, 1))
+    one.holder = held_by(VALUE.shape, [1, 1, 1], one.holder.partitioning)
     chief.variable_slices.pull([one])
     np.testing.assert_array_equal(one.source, 2.0 * VALUE)
 
 
 def test_writes_of_the_session_do_not_change_values_that_the_script_has_read(chief: Chief):
     """The session is fed the memory of the script's object itself."""
-    large = TrackedVariable(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
-    small = TrackedVariable(tf.Variable(tf.ones([1024], tf.float64)), "small")
+    large = TrackedVariable(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large", held_by([LARGE // 8]))
+    small = TrackedVariable(tf.Variable(tf.ones([1024], tf.float64)), "small", held_by([1024]))
     earlier = [one.read() for one in (large, small)]
     chief.variable_slices.set([large, small])
     with chief.graph_runner.graph.as_default():
@@ -105,9 +107,9 @@ def test_writes_of_the_session_do_not_change_values_that_the_script_has_read(chi
 
 
 def test_the_workers_that_are_named_get_their_pieces_and_no_others(chief: Chief):
-    chief.variable_slices.set([tracked(PLACEMENTS["rows at owners"])], workers=[0])
+    chief.variable_slices.set([tracked(HOLDERS["rows at owners"])], workers=[0])
     np.testing.assert_array_equal(chief.value("v/shard_1", (3, 6)), VALUE[1:])
     with pytest.raises(tf.errors.OpError):
         chief.value("v/shard_0", (1, 6))
-    chief.variable_slices.set([tracked(PLACEMENTS["rows at owners"])], workers=[1])
+    chief.variable_slices.set([tracked(HOLDERS["rows at owners"])], workers=[1])
     np.testing.assert_array_equal(chief.value("v/shard_0", (1, 6)), VALUE[:1])

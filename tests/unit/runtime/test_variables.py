@@ -17,7 +17,7 @@ class Session:
     def __init__(self):
         self.values = {}
         self.pulls = 0
-        self.tracker = VariableTracker(self.pull)
+        self.tracker = VariableTracker(self.pull, 1)
 
     def track(self, variable, value):
         tracked = self.tracker.track(variable)
@@ -142,12 +142,12 @@ def test_generators_go_on_as_soon_as_a_step_has_them():
             tracker.track(variable, is_seed=True)
         return found
 
-    first = VariableTracker(lambda read: None)
+    first = VariableTracker(lambda read: None, 1)
     tracked(first, ([1, 2], [3, 4]))
     first.track(tf.Variable(1.0, name="layer/kernel"))
     states = {name: np.asarray(one.read()) for name, one in first.generators.items()}
     assert list(states) == ["layer/seed_generator_state#0", "layer/seed_generator_state#1"]
-    second = VariableTracker(lambda read: None)
+    second = VariableTracker(lambda read: None, 1)
     here = tracked(second, ([5, 6],))
     second.resume(states)
     later = tracked(second, ([7, 8], [9, 9]))

@@ -2,7 +2,7 @@ import pytest
 
 from autodist.compressors import BFloat16, Float16, PowerSGD, TopK, Uncompressed
 from autodist.errors import Place, StrategyError
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.strategies import (
     SYNCHRONOUS,

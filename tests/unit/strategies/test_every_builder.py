@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autodist.compressors import PowerSGD
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
     PS,

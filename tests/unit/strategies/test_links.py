@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.strategies import SyncedVariable, link_bytes, sums_by_worker, traffic
 from autodist.strategies.nodes import partitioned_node, pieces, whole_node

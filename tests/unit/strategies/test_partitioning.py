@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from autodist.strategies import SyncedVariable, even_sizes, proportional_sizes, shards_of
 from autodist.strategies.partitioning import partitionable_axes
 

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies import (

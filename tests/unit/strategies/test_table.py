@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from autodist.compressors import PowerSGD
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from autodist.strategies import (
     PS,
     SYNCHRONOUS,

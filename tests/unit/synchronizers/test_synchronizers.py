@@ -2,8 +2,9 @@ import pytest
 
 from autodist.compressors import Float16, TopK
 from autodist.errors import StrategyError
-from autodist.graph.placement import Partitioning, SyncMode, VariablePlacement
 from autodist.options.fields import OptionError
+from autodist.placement.partitioning import Partitioning
+from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
 from autodist.strategies import partitioned_node, whole_node
 from autodist.synchronizers import (
@@ -73,12 +74,10 @@ def test_what_cannot_be_is_refused_by_its_option(message, option, said):
 
 
 def test_who_keeps_a_variable():
-    assert AllReduce().variable_placement is None and AllReduce(compressor=Float16()).owner is None
-    assert ParameterServer(1).variable_placement == VariablePlacement(1)
-    assert ParameterServer(1, staleness=3).variable_placement == VariablePlacement(1, SyncMode.STALE, 3)
-    assert ParameterServer(1, asynchronous=True, staleness=3).variable_placement == VariablePlacement(
-        1, SyncMode.ASYNCHRONOUS, 3
-    )
+    assert AllReduce().synchrony is None and AllReduce(compressor=Float16()).owner is None
+    assert ParameterServer(1).synchrony == Synchrony()
+    assert ParameterServer(1, staleness=3).synchrony == Synchrony(SyncMode.STALE, 3)
+    assert ParameterServer(1, asynchronous=True, staleness=3).synchrony == Synchrony(SyncMode.ASYNCHRONOUS, 3)
     assert ParameterServer(1, local_proxy=True).has_cached_copy and not AllReduce().has_cached_copy
 
 

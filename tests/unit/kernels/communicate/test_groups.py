@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import tensorflow as tf
 
 from autodist.batch.examples import share_of, take
 from autodist.compressors import Float16
-from autodist.kernels.base import Kernel
+from autodist.graph.step import ReplicatedStep
+from autodist.kernels.base import Context, Kernel
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.placement.group import Group
@@ -23,16 +25,15 @@ ROWS, WIDTH = 9, 40
 
 
 @dataclass(frozen=True)
-class InGroups(Kernel):
+class InGroups(Kernel[ReplicatedStep, ReplicatedStep]):
     """Replaces the group of each pending reduction by the one of `groups` that has this worker."""
 
     groups: tuple[Group, ...]
-    name = "in-groups"
+    name: ClassVar[str] = "in-groups"
 
-    def apply(self, step, context):
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         (group,) = (group for group in self.groups if context.worker in group)
-        joins = tuple(replace(join, group=group) for join in step.joins)
-        return replace(step, joins=joins)
+        return replace(step, joins=tuple(replace(join, group=group) for join in step.joins))
 
 
 def kernels_in(groups):

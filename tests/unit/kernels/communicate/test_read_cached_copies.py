@@ -18,6 +18,7 @@ from tests.unit.kernels.communicate.test_stale_servers import assert_trains_as_o
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step, on_one_device
 from tests.unit.kernels.in_one_process import assert_same, capture, plan, rewritten, task_of_device, train
 from tests.unit.kernels.pairs import pairs
+from tests.unit.placement.holders import held_by
 
 OWNED = ("table", "kernel", "gain")
 OWNERS = {
@@ -61,7 +62,7 @@ def test_gradients_wait_for_no_read_from_another_worker(options):
     far = {name for name in loss if editor[name].device and task_of_device(editor[name].device) != 0}
     assert not {name for name in far if editor[name].op in ("ReadVariableOp", "ResourceGather")}
     assert any(name.endswith("/refresh") for name in step.targets)
-    assert set(step.cached_copies) == set(OWNED)
+    assert {name for name, holder in step.holders.items() if holder.slices[0].copies} == set(OWNED)
 
 
 def test_the_owner_of_synchronous_variables_reads_these_themselves():
@@ -78,7 +79,7 @@ def test_values_that_a_session_sets_reach_the_cached_copies(local_proxy):
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="session/gain", name="gain")
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(2.0, tf.float64), name="set")
     variable = Variable("gain", "gain", (), tf.float64, trainable=True)
-    setting = PlacedStep(graph.as_graph_def(), (variable,), targets=("set",), owners={"gain": 1})
+    setting = PlacedStep(graph.as_graph_def(), (variable,), targets=("set",), holders={"gain": held_by((), [1])})
     step = rewrite(setting, Context(strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)
     effects = Effects(step.graph_def)
     written = {h for node in step.graph_def.node for h in effects.of(node).writes}

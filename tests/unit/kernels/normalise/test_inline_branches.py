@@ -13,9 +13,9 @@ import tensorflow as tf
 from autodist.capture.gradients import recording_gradients
 from autodist.errors import RewriteError, StrategyError
 from autodist.graph.ops import writes_rows
-from autodist.graph.placement import Partitioning
-from autodist.kernels import Context, find_placements, rewrite
+from autodist.kernels import Context, find_holders, rewrite
 from autodist.kernels.normalise.inline_branches import InlineBranches
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import (
     CapturedFunction,
@@ -135,10 +135,8 @@ def test_slots_and_accumulators_stand_with_their_variable(optimizer):
         found = {v for v in step.owners if v.rpartition("/")[2] in [name + kind for kind in kinds]}
         assert {step.owners[v] for v in found} == {owner}
         assert len(found) == (4 if optimizer == "accumulated adam" else 3)
-    placed = find_placements(captured.item, strategy)
-    assert {name: p.owners for name, p in placed.items() if name in step.owners} == {
-        name: (owner,) for name, owner in step.owners.items()
-    }
+    placed = find_holders(captured.item, strategy)
+    assert {name: one.slices[0].owner for name, one in placed.items() if name in step.owners} == step.owners
 
 
 def test_each_worker_updates_its_own_variables_alone():

@@ -85,8 +85,8 @@ def test_a_value_set_between_steps_is_set_on_all_holders_and_each_reads_its_own_
         initializer = v1.global_variables_initializer()
     stage_of = {"part_1_kernel": 0, "part_2_kernel": 1}
     cluster = Cluster(graph, notes.calls, lambda step: models.pipelined(step, stage_of, 2, 2, pipelines=2))
-    assert {name: placed.stage_group for name, placed in cluster.placements.items()} == {
-        "part_1_kernel": (1,), "part_2_kernel": (3,)
+    assert {name: holder.slices[0].group.workers for name, holder in cluster.holders.items()} == {
+        "part_1_kernel": (0, 1), "part_2_kernel": (2, 3)
     }  # fmt: skip
     with cluster.session:
         cluster.run(targets=[initializer.name])

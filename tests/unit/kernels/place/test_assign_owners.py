@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.gradients import recording_gradients
-from autodist.graph.placement import Partitioning
-from autodist.kernels import find_placements
+from autodist.kernels import find_holders
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.dense_steps import dense_step
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import capture, plan
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.usefixtures("keras_in_float64")
 def test_a_slot_that_is_read_before_it_is_written_stands_with_its_variable(clip):
     """Lion's momentum is written from all gradients if these are clipped together, and belongs to one variable."""
     captured = capture(dense_step(keras.optimizers.Lion(0.01, **clip)), np.ones((4, 4)))
-    placements = find_placements(captured.item, plan(captured.item, 2, 1, {"weight_4": 0, "weight_5": 1}))
-    owners = {name.rpartition("/")[2]: placement.owners for name, placement in placements.items()}
-    assert owners["weight_4_momentum"] == owners["weight_4"] == (0,)
-    assert owners["weight_5_momentum"] == owners["weight_5"] == (1,)
-    assert owners["iteration"] == owners["learning_rate"] == (-1,)
+    holders = find_holders(captured.item, plan(captured.item, 2, 1, {"weight_4": 0, "weight_5": 1}))
+    owners = {name.rpartition("/")[2]: holder.slices[0].owner for name, holder in holders.items()}
+    assert owners["weight_4_momentum"] == owners["weight_4"] == 0
+    assert owners["weight_5_momentum"] == owners["weight_5"] == 1
+    assert owners["iteration"] == owners["learning_rate"] is None
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_slots_of_an_update_that_no_gradient_reaches_stand_with_its_variable(pla
                 read = f"{name}/Read/ReadVariableOp:0"
                 for (found,) in cluster.run([read]):
                     np.testing.assert_allclose(found, alone.run(read), rtol=1e-12)
-    assert len({cluster.placements[name] for name in ("w", "w/Adam", "w/Adam_1")}) == 1
+    assert len({cluster.holders[name] for name in ("w", "w/Adam", "w/Adam_1")}) == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 from tests.unit.kernels.place.partition.shards import sharded_plan
 

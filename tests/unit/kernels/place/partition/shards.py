@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.placement import Partitioning
 from autodist.graph.step import Step
 from autodist.kernels import KERNELS, Context
 from autodist.kernels.base import run_pipeline
 from autodist.kernels.place.partition.partition_variables import PartitionVariables, partition
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import Batch, Trained, assert_same, one_device, plan, train
 

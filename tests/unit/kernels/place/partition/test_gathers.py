@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import Session, capture, one_device, plan, rewritten
 from tests.unit.kernels.place.partition.shards import assert_trains_alike, cut_in_strategy, numbers, sharded_plan
 

@@ -13,9 +13,9 @@ import tensorflow as tf
 from autodist.capture.gradients import recording_gradients
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.placement import Partitioning
 from autodist.graph.step import Step
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
@@ -99,7 +99,7 @@ def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
 def test_a_branch_reads_a_variable_after_the_check_that_it_is_initialized():
     """Otherwise an initialiser that runs concurrently could come between, and the branch would read the old value."""
     with built() as (cluster, _):
-        step = replace(cluster.captured.step((), ["init"], {}), placements=cluster.placements)
+        step = replace(cluster.captured.step((), ["init"], {}), holders=cluster.holders)
         questions = {n.name for n in step.graph_def.node if n.op == "VarIsInitializedOp" and n.input[0] == "v"}
         assert len(questions) == 1
         made = rewrite(step, Context(cluster.strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)

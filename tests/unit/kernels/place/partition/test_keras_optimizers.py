@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
 from autodist.graph.find_stages import find_stages
-from autodist.graph.placement import shard_name
+from autodist.placement.partitioning import shard_name
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, train
 from tests.unit.kernels.pairs import pairs

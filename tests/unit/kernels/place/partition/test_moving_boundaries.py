@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import capture, plan
 from tests.unit.kernels.place.partition.shards import SHUFFLE, Owners, assert_trains_alike, cut_in_strategy, numbers
 

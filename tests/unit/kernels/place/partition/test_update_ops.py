@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import assert_trains_alike, numbers, partitioned, sharded_plan

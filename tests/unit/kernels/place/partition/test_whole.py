@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.placement import Partitioning
 from autodist.kernels import Context, rewrite
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import capture, plan
 from tests.unit.kernels.place.partition.shards import (
     assert_trains_alike,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
 from autodist.errors import StrategyError
-from autodist.graph.placement import Partitioning
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 

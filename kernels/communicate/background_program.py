@@ -1,4 +1,4 @@
-"""Serving: the updates of stale variables, as a background program of the owner that runs beside its steps."""
+"""BackgroundProgram: the updates of stale variables, as a program of the owner that runs beside its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup
-from autodist.kernels.communicate.own_part import Transfer, WorkerPart
+from autodist.kernels.communicate.worker_part import Transfer, WorkerPart
 from autodist.placement.group import Group
 
 _PREFIX = "autodist/background/"
@@ -51,7 +51,7 @@ class BackgroundProgram:
         self._copies: dict[str, str] = {}
         self._capacity = 0
 
-    def know(self, tensors: Mapping[str, str], effects: Iterable[str]) -> None:
+    def register(self, tensors: Mapping[str, str], effects: Iterable[str]) -> None:
         """Registers the background program's tensors for tensors of the step, and nodes that must run for them."""
         self._replacements.update(tensors)
         self.effects += effects
@@ -152,7 +152,7 @@ class BackgroundProgram:
         with subgraph(self.editor, f"{key}/{source}/receive") as f, self._local_cpu():
             exchange = Communicator(f, self.context, key, self._pair(source), self._capacity)
             got = exchange.receive(source, "needed", specs)
-        self.know(dict(zip(names, map(f.name, got), strict=True)), exchange.effects)
+        self.register(dict(zip(names, map(f.name, got), strict=True)), exchange.effects)
 
     def _pair(self, other: int) -> Group:
         return Group.of_workers(dict.fromkeys((self.context.worker, other)))

@@ -11,13 +11,20 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction
-from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.communicate.node_assignment import NOBODY, Owners, Workers, assign_nodes, once, only_other
+from autodist.kernels.communicate.node_assignment import (
+    EVERYWHERE,
+    NOBODY,
+    Owners,
+    Workers,
+    assign_nodes,
+    once,
+    only_other,
+)
 from autodist.kernels.communicate.results import Results
 from autodist.placement.group import Group
 
@@ -47,7 +54,7 @@ class WorkerPart:
     Attributes:
         item: the step.
         private: for a node that depends on gradients or on reads of variables, the workers that have these: owners, and
-            `EVERY_WORKER` for values that are the same everywhere. A node whose inputs a single owner has runs only
+            `EVERYWHERE` for values that are the same everywhere. A node whose inputs a single owner has runs only
             there. A node with inputs of several owners runs on each worker that needs it, from tensors that the owners
             send.
         computed: those nodes that this worker runs.
@@ -165,7 +172,7 @@ def _spec_of_result(join: PendingReduction, result: str) -> tf.TensorSpec:
 
 def _holders(step: ReplicatedStep, brought: Mapping[str, int]) -> dict[str, int]:
     """Maps the tensors that the part that runs once reads of each gradient to the worker that has the gradient."""
-    return {**dict.fromkeys(step.joined_gradients, EVERY_WORKER), **brought}
+    return {**dict.fromkeys(step.joined_gradients, EVERYWHERE), **brought}
 
 
 def _find_private(
@@ -183,11 +190,11 @@ def _find_private(
                 found |= {brought[tensor(i)]} if tensor(i) in brought else NOBODY
         effect = effects.get(name)
         if effect:
-            found |= {owner.get(h, EVERY_WORKER) for h in effect.reads}
+            found |= {owner.get(h, EVERYWHERE) for h in effect.reads}
             if effect.writes & owner.keys():
                 found = frozenset(owner[h] for h in effect.writes if h in owner)
             elif effect.writes:
-                found |= {EVERY_WORKER}  # each worker writes its own copy, whoever has the inputs of the value
+                found |= {EVERYWHERE}  # each worker writes its own copy, whoever has the inputs of the value
         if found:
             private[name] = found
     return private

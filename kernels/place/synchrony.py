@@ -1,4 +1,4 @@
-"""Placements and synchronization modes of owned variables and slots, and checks that updates do not mix them."""
+"""The synchronization of owned variables and slots, and checks that updates do not mix modes."""
 
 from __future__ import annotations
 
@@ -8,46 +8,38 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.placement import EVERY_WORKER, SyncMode, VariablePlacement, listed
 from autodist.graph.step import ReplicatedStep
-from autodist.kernels.place.assign_owners import computed_from, find_served_owners
+from autodist.kernels.place.slots import ServedVariables
 from autodist.kernels.plan import Plan
+from autodist.placement.partitioning import listed
+from autodist.placement.synchrony import Synchrony, SyncMode
 
 
-def find_variable_placements(step: ReplicatedStep, plan: Plan) -> dict[str, VariablePlacement]:
-    """Returns the placement of each owned variable of a step; a slot is placed like the variables that it serves."""
-    stages = step.stages
-    requested = {name: plan.variable_placement(name) for name in step.by_name}
-    owned = {name: owner for name, owner in step.owners.items() if name in step.by_name}
-    free = [k for k in requested.values() if k is not None and k.runs_ahead]
-    if not free:
-        return {name: VariablePlacement(owner) for name, owner in owned.items()}
-    distinct = list(dict.fromkeys(k for k in requested.values() if k is not None))
-    mirrored = {g.variable for g in step.gradients}
-    decided = {
-        step.by_name[name].handle: EVERY_WORKER if variable_placement is None else distinct.index(variable_placement)
-        for name, variable_placement in requested.items() if variable_placement is not None or name in mirrored
-    }  # fmt: skip
-    serves = find_served_owners(step, stages, decided)
+def find_synchrony(step: ReplicatedStep, plan: Plan) -> dict[str, Synchrony]:
+    """Returns the synchronization of each owned variable; that of a slot is that of the variables that it serves."""
+    requested = {name: plan.synchrony(name) for name in step.by_name}
+    owned = [name for name in step.owners if name in step.by_name]
+    if not any(one.runs_ahead for one in requested.values() if one is not None):
+        return dict.fromkeys(owned, Synchrony())
+    trained = {g.variable for g in step.gradients}
+    known = [step.by_name[name].handle for name, one in requested.items() if one is not None or name in trained]
+    served = ServedVariables(step, step.stages, known, step.trained, follows_early_reads=False)
+    otherwise = Synchrony(SyncMode.ASYNCHRONOUS if plan.is_asynchronous else SyncMode.SYNCHRONOUS)
     found = {}
-    for name, owner in owned.items():
-        handle = step.by_name[name].handle
-        served = serves.get(handle) or computed_from(step, stages, decided, handle, step.trained)
-        like = [distinct[k] for k in sorted(served) if k != EVERY_WORKER]
-        pace = SyncMode.ASYNCHRONOUS if plan.is_asynchronous else SyncMode.SYNCHRONOUS
-        found[name] = requested[name] or (
-            VariablePlacement(owner, like[0].pace, like[0].staleness) if like else VariablePlacement(owner, pace)
-        )
+    for name in owned:
+        handles = served.of(step.by_name[name].handle)
+        like = (one for other, one in requested.items() if one is not None and step.by_name[other].handle in handles)
+        found[name] = requested[name] or next(like, otherwise)
     return found
 
 
-def runs_freely(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> bool:
+def runs_freely(step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> bool:
     """Returns True if a step trains and waits for none of its updates."""
     trained = step.trained.values()
-    return bool(trained) and all(v in variable_placements and variable_placements[v].runs_ahead for v in trained)
+    return bool(trained) and all(v in synchrony_of and synchrony_of[v].runs_ahead for v in trained)
 
 
-def require_one_owner_per_write(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> None:
+def require_one_owner_per_write(step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> None:
     """Checks that each operation writes variables of one owner and one mode.
 
     Raises:
@@ -56,7 +48,7 @@ def require_one_owner_per_write(step: ReplicatedStep, variable_placements: Mappi
     for name, effect in step.graph_index.effects.items():
         node = step.graph_index.nodes[name]
         written = sorted(step.by_handle[h].name for h in effect.writes)
-        places = {(k.owner, k.pace) if (k := variable_placements.get(name)) else None for name in written}
+        places = {(step.owners[name], k.mode) if (k := synchrony_of.get(name)) else None for name in written}
         if len(places) > 1:
             raise StrategyError(
                 f"{listed(written)} are written by one operation ({name}, {node.op}), but the strategy gives "
@@ -65,7 +57,7 @@ def require_one_owner_per_write(step: ReplicatedStep, variable_placements: Mappi
             )
 
 
-def require_written_by_updates(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> None:
+def require_written_by_updates(step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> None:
     """Checks that a step does not itself write a trained variable whose updates run ahead.
 
     A worker's write before the variable is used would undo the updates that arrived since the worker read it.
@@ -74,11 +66,11 @@ def require_written_by_updates(step: ReplicatedStep, variable_placements: Mappin
         StrategyError: names the variable and the operation.
     """
     stages = step.stages
-    trained = {step.by_name[name].handle: name for name in step.trained.values() if name in variable_placements}
+    trained = {step.by_name[name].handle: name for name in step.trained.values() if name in synchrony_of}
     for write in stages.state_writes:
         for handle in sorted(stages.effects[write].writes & trained.keys()):
             name = trained[handle]
-            if variable_placements[name].runs_ahead and stages.is_used_after(handle, stages.state_writes):
+            if synchrony_of[name].runs_ahead and stages.is_used_after(handle, stages.state_writes):
                 raise StrategyError(
                     f"{name} is written by the step before it is used ({write}), and its owner applies updates that "
                     "no worker waits for (sync: false, or staleness): some would be lost. Write it after the update, "
@@ -86,13 +78,13 @@ def require_written_by_updates(step: ReplicatedStep, variable_placements: Mappin
                 )
 
 
-def require_unmixed(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> None:
+def require_unmixed(step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> None:
     """Checks that no update depends on gradients that are combined at different times.
 
     Raises:
         StrategyError: names the variables and the operation that combines them.
     """
-    flow = _Flow(step, variable_placements)
+    flow = _Flow(step, synchrony_of)
     for name in step.graph_index.order:
         flow.visit(step.graph_index.nodes[name])
 
@@ -100,8 +92,8 @@ def require_unmixed(step: ReplicatedStep, variable_placements: Mapping[str, Vari
 class _Flow:
     """The variables, one per mode, whose gradients and values the nodes of the updates depend on."""
 
-    def __init__(self, step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> None:
-        self._item, self._placements = step, variable_placements
+    def __init__(self, step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> None:
+        self._item, self._synchrony_of = step, synchrony_of
         self._effects = step.graph_index.effects
         self._depends_on: dict[str, Mapping[SyncMode, str]] = {}
         self._combined_at: dict[str, tuple[str, str]] = {}
@@ -121,11 +113,11 @@ class _Flow:
                 self._combined_at.setdefault(node.name, self._combined_at[source])
             if tensor(i) in self._item.trained:
                 variable = self._item.trained[tensor(i)]
-                sources[self._pace(variable)] = variable
+                sources[self._mode(variable)] = variable
         self._record(node, sources)
         written = self._effects[node.name].writes if node.name in self._effects else frozenset()
         for handle in written:
-            self._require_one_pace(node.name, self._item.by_handle[handle].name, sources)
+            self._require_one_mode(node.name, self._item.by_handle[handle].name, sources)
 
     def _record(self, node: tf.compat.v1.NodeDef, sources: Mapping[SyncMode, str]) -> None:
         if sources:
@@ -133,32 +125,32 @@ class _Flow:
         if len(sources) > 1:
             self._combined_at.setdefault(node.name, (node.name, node.op))
 
-    def _pace(self, variable: str) -> SyncMode:
-        return self._placements[variable].pace if variable in self._placements else SyncMode.SYNCHRONOUS
+    def _mode(self, variable: str) -> SyncMode:
+        return self._synchrony_of[variable].mode if variable in self._synchrony_of else SyncMode.SYNCHRONOUS
 
     def _read_here(self, name: str) -> dict[SyncMode, str]:
         """Returns the variables read by a node whose current value depends on the workers' relative speed, by mode."""
         reads = self._effects[name].reads if name in self._effects else frozenset()
         names = [self._item.by_handle[h].name for h in sorted(reads)]
-        return {self._pace(v): v for v in names if self._pace(v) is not SyncMode.SYNCHRONOUS}
+        return {self._mode(v): v for v in names if self._mode(v) is not SyncMode.SYNCHRONOUS}
 
-    def _require_one_pace(self, write: str, variable: str, sources: Mapping[SyncMode, str]) -> None:
+    def _require_one_mode(self, write: str, variable: str, sources: Mapping[SyncMode, str]) -> None:
         if len(sources) > 1:
             node, op = self._combined_at[write]
-            mixed = " and ".join(f"{name} ({pace.value})" for pace, name in sorted(sources.items(), key=str))
+            mixed = " and ".join(f"{name} ({mode.value})" for mode, name in sorted(sources.items(), key=str))
             raise StrategyError(
                 f"the update of {variable} depends on {mixed}, which meet in {node} ({op}), and these are combined at "
                 "different times. Give all of them the same `sync` and `staleness`, or remove from the optimizer the "
                 "operation that combines them (a global norm, for example)."
             )
-        if variable in self._placements:
+        if variable in self._synchrony_of:
             return
-        for pace, source in sources.items():
-            if pace is SyncMode.STALE or (
-                pace is SyncMode.ASYNCHRONOUS and not runs_freely(self._item, self._placements)
+        for mode, source in sources.items():
+            if mode is SyncMode.STALE or (
+                mode is SyncMode.ASYNCHRONOUS and not runs_freely(self._item, self._synchrony_of)
             ):
                 raise StrategyError(
                     f"{variable} is held by every worker and updated ({write}) from the gradient of {source} "
-                    f"({pace.value}), which differs between workers. Make {source} synchronous (sync: true, "
+                    f"({mode.value}), which differs between workers. Make {source} synchronous (sync: true, "
                     "staleness: 0), or use AllReduce for it."
                 )

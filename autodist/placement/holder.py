@@ -1,0 +1,98 @@
+"""Holder: the groups that hold the slices of a variable's value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autodist.placement.group import Group
+from autodist.placement.partitioning import Partitioning, shard_name
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice of a variable's value, which the session stores as a variable of its own.
+
+    Attributes:
+        name: suffix after the name of the variable; "" if the slice is the whole value.
+        begin: its start in the value, on each axis.
+        shape: its length on each axis.
+        group: the places that hold it.
+        copies: suffixes of the cached copies that every worker holds in addition.
+    """
+
+    name: str
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+    group: Group
+    copies: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> int | None:
+        """The first worker of its group, from which the workers outside it read; None if every worker holds it."""
+        return None if self.group.is_all else self.group.workers[0]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The groups that hold the value of one variable, slice by slice.
+
+    Attributes:
+        slices: the slices, in the order of their starts; one for a value that is not partitioned.
+    """
+
+    slices: tuple[Slice, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int], group: Group, copies: Iterable[str] = ()) -> Holder:
+        """Returns the holder of a value that is not partitioned."""
+        return cls((Slice("", (0,) * len(shape), tuple(shape), group, tuple(copies)),))
+
+    @classmethod
+    def partitioned(cls, shape: Sequence[int], partitioning: Partitioning, groups: Iterable[Group]) -> Holder:
+        """Returns the holder of a partitioned value; each shard has a group."""
+        axis, slices = partitioning.axis, []
+        bounds = zip(partitioning.starts, partitioning.sizes, groups, strict=True)
+        for k, (start, size, group) in enumerate(bounds):
+            begin = tuple(start if a == axis else 0 for a in range(len(shape)))
+            length = tuple(size if a == axis else n for a, n in enumerate(shape))
+            slices.append(Slice(shard_name("", k), begin, length, group))
+        return cls(tuple(slices))
+
+    @cached_property
+    def partitioning(self) -> Partitioning | None:
+        """The axis along which the slices divide the value, and their lengths; None if it is not partitioned."""
+        if not self.slices[0].name:
+            return None
+        axis = next((a for a, start in enumerate(self.slices[-1].begin) if start), 0)
+        return Partitioning(axis, tuple(one.shape[axis] for one in self.slices))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole value, whose last slice ends where it does."""
+        last = self.slices[-1]
+        return tuple(start + length for start, length in zip(last.begin, last.shape, strict=True))
+
+    @property
+    def is_everywhere(self) -> bool:
+        """True if every worker holds the whole value, and no copies of it."""
+        return self.partitioning is None and self.slices[0].group.is_all and not self.slices[0].copies
+
+    def with_groups(self, name: str, groups: Mapping[str, Group]) -> Holder:
+        """Returns this holder of the variable `name` with other groups for some slices, by their full names."""
+        return Holder(tuple(replace(one, group=groups.get(name + one.name, one.group)) for one in self.slices))
+
+    def with_copies(self, name: str, copies: Mapping[str, Iterable[str]]) -> Holder:
+        """Returns this holder of the variable `name` with cached copies of slices added, by their full names."""
+        added = ({*one.copies, *copies.get(name + one.name, ())} for one in self.slices)
+        return Holder(tuple(replace(one, copies=tuple(sorted(c))) for one, c in zip(self.slices, added, strict=True)))
+
+    def without_copies(self) -> Holder:
+        """Returns this holder without cached copies."""
+        return Holder(tuple(replace(one, copies=()) if one.copies else one for one in self.slices))
+
+    def with_copies_of(self, other: Holder) -> Holder:
+        """Returns this holder with the cached copies of `other` added, if both have the same slices."""
+        theirs = {one.name: one.copies for one in other.slices}
+        return self.with_copies("", theirs) if theirs.keys() == {one.name for one in self.slices} else self

@@ -1,0 +1,44 @@
+"""Partitioning: the division of a variable into shards along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """Partitioning of a variable into shards along one axis.
+
+    Attributes:
+        axis: the axis.
+        sizes: length of each shard along it, from 1.
+    """
+
+    axis: int
+    sizes: tuple[int, ...]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Start of each shard along the axis."""
+        return tuple(accumulate(self.sizes[:-1], initial=0))
+
+    def shape(self, whole: Sequence[int | None], shard: int) -> tuple[int | None, ...]:
+        """Returns the shape of one shard of a tensor of shape `whole`."""
+        return (*whole[: self.axis], self.sizes[shard], *whole[self.axis + 1 :])
+
+
+WHOLE = "/whole"
+"""Suffix of the variable that concatenates the shards, after the name of the partitioned variable."""
+
+
+def shard_name(variable: str, shard: int) -> str:
+    """Returns the name of one shard of a variable; also used for its handle and in the session."""
+    return f"{variable}/shard_{shard}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns up to four names, or three and the number of the others, as in the script."""
+    known = [name.removesuffix(WHOLE) for name in names]
+    return ", ".join(known) if len(known) <= 4 else f"{', '.join(known[:3])} and {len(known) - 3} other variables"
