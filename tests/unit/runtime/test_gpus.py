@@ -66,7 +66,7 @@ def test_facts_about_gpus_of_this_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert GPUSupport.of_this_process().has_libraries
 
 
-def test_tensorflow_reports_missing_gpu_packages() -> None:
+def test_the_metadata_of_tensorflow_lists_the_packages_for_gpus() -> None:
     assert {"nvidia-cudnn-cu12", "nvidia-nccl-cu12"} <= set(gpus._packages_for_gpus("tensorflow"))
     assert gpus._packages_for_gpus("no-such-package") == ["nvidia-cudnn-cu12"]
 

@@ -26,6 +26,16 @@ def stage_of(strategy):
     return {node.variable: node.parameter_server.owner for node in strategy.nodes}
 
 
+def read(tmp_path, options, workers=2):
+    """Reads a file with a Pipeline whose options begin in line 4."""
+    path = tmp_path / "cluster.yml"
+    path.write_text(
+        f"nodes: [{{address: localhost, cpus: {list(range(workers))}, workers: {workers}}}]\n"
+        f"strategy:\n  builder: Pipeline\n  {options}\n"
+    )
+    return ResourceSpec.from_file(path)
+
+
 def test_the_first_pattern_that_matches_a_variable_says_its_stage(step, cluster):
     planned, machines = step(SHAPES), cluster(2)
     strategy = Pipeline(stages=BY_PATTERNS).build(planned, machines)
@@ -86,29 +96,19 @@ def test_the_table_shows_stages_and_what_a_worker_waits(step, cluster):
     ],
 )
 def test_stages_that_do_not_fit_are_refused_with_their_place(step, tmp_path, stages, told):
-    path = tmp_path / "cluster.yml"
-    path.write_text(
-        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
-        f"strategy:\n  builder: Pipeline\n  stages: {stages}\n".replace("'", '"')
-    )
-    spec = ResourceSpec.from_file(path)
+    spec = read(tmp_path, f"stages: {stages}")
     with pytest.raises(StrategyError, match="stage") as caught:
         builder_from_section(spec.strategy).build(step(SHAPES), spec)
     assert told in str(caught.value)
-    assert (caught.value.place.file, caught.value.place.line) == (str(path), 4)
+    assert (caught.value.place.file, caught.value.place.line) == (str(tmp_path / "cluster.yml"), 4)
 
 
 @pytest.mark.parametrize("stages", [[["a"], ["b"], ["c"]], 3])
 def test_too_many_stages_are_refused_before_processes_start(tmp_path, stages):
-    path = tmp_path / "cluster.yml"
-    path.write_text(
-        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
-        f"strategy: {{builder: Pipeline, stages: {stages}}}\n".replace("'", '"')
-    )
-    spec = ResourceSpec.from_file(path)
+    spec = read(tmp_path, f"stages: {stages}")
     with pytest.raises(StrategyError, match="3 stages, more than the 2 workers") as caught:
         arranged(builder_from_section(spec.strategy), spec)
-    assert caught.value.place.line == 2
+    assert caught.value.place.line == 4
 
 
 def test_a_worker_of_several_devices_is_refused(cluster, step):
@@ -132,12 +132,7 @@ def test_more_stages_than_variables_are_refused(cluster, step):
     ],
 )
 def test_options_that_a_pipeline_excludes_are_refused_with_their_place(step, tmp_path, use, told):
-    path = tmp_path / "cluster.yml"
-    path.write_text(
-        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
-        f"strategy:\n  builder: Pipeline\n  variables:\n    head/.*: {use}\n"
-    )
-    spec = ResourceSpec.from_file(path)
+    spec = read(tmp_path, f"variables:\n    head/.*: {use}")
     with pytest.raises(StrategyError, match="head/kernel") as caught:
         builder_from_section(spec.strategy).build(step(SHAPES), spec)
     assert told in str(caught.value)
@@ -145,22 +140,12 @@ def test_options_that_a_pipeline_excludes_are_refused_with_their_place(step, tmp
 
 
 def test_a_variable_may_be_put_into_another_stage_by_its_owner(step, tmp_path):
-    path = tmp_path / "cluster.yml"
-    path.write_text(
-        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
-        "strategy:\n  builder: Pipeline\n  variables:\n    head/.*: {synchronizer: PS, owner: 0}\n"
-    )
-    spec = ResourceSpec.from_file(path)
+    spec = read(tmp_path, "variables:\n    head/.*: {synchronizer: PS, owner: 0}")
     assert stage_of(builder_from_section(spec.strategy).build(step(SHAPES), spec))["head/kernel"] == 0
 
 
-def meshed(tmp_path, mesh, workers=4, more=""):
-    path = tmp_path / "cluster.yml"
-    path.write_text(
-        f"nodes: [{{address: localhost, cpus: {list(range(workers))}, workers: {workers}}}]\n"
-        f"strategy:\n  builder: Pipeline\n  micro_batches: 3\n{more}  mesh: {mesh}\n"
-    )
-    return ResourceSpec.from_file(path)
+def meshed(tmp_path, mesh, more=""):
+    return read(tmp_path, f"micro_batches: 3\n{more}  mesh: {mesh}", workers=4)
 
 
 def test_pipelines_side_by_side_have_workers_for_each_stage_that_hold_the_same(step, tmp_path):
@@ -279,12 +264,7 @@ def test_the_stages_of_the_script_have_to_fit(step, cluster, stages, marks, told
 
 
 def test_an_owner_that_contradicts_the_script_is_refused_with_its_place(step, tmp_path):
-    path = tmp_path / "cluster.yml"
-    path.write_text(
-        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
-        "strategy:\n  builder: Pipeline\n  variables:\n    head/.*: {synchronizer: PS, owner: 0}\n"
-    )
-    spec = ResourceSpec.from_file(path)
+    spec = read(tmp_path, "variables:\n    head/.*: {synchronizer: PS, owner: 0}")
     with pytest.raises(StrategyError, match=r"head/kernel is made in ad.stage\(1\), but its owner is worker") as caught:
         builder_from_section(spec.strategy).build(step(SHAPES, stages=MARKS), spec)
     assert caught.value.place.line == 5
@@ -300,13 +280,8 @@ def test_an_owner_that_contradicts_the_script_is_refused_with_its_place(step, tm
     ],
 )
 def test_to_compute_anew_where_nothing_is_kept_less_is_refused_with_its_place(tmp_path, options, told):
-    path = tmp_path / "cluster.yml"
-    asked = "" if "recompute" in options else "  recompute: true\n"
-    path.write_text(
-        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
-        f"strategy:\n  builder: Pipeline\n{asked}  {options}\n"
-    )
-    spec = ResourceSpec.from_file(path)
+    asked = "" if "recompute" in options else "recompute: true\n  "
+    spec = read(tmp_path, f"{asked}{options}")
     with pytest.raises(StrategyError, match=told) as caught:
         arranged(builder_from_section(spec.strategy), spec)
     assert caught.value.place.line == 4
