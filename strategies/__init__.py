@@ -3,8 +3,11 @@
 A builder (built-in or user-defined) decides, the protobuf Strategy records the decision, and the kernels apply it.
 """
 
+import sys
+
 from autodist.placement.group import worker_count
 from autodist.placement.partitioning import Partitioning
+from autodist.strategies import all_reduce, cost, partitioning, ps, ps_load_balancing
 from autodist.strategies.all_reduce import AllReduce, AllReduceOptions, all_reduce_node, all_reduce_synchronizer
 from autodist.strategies.base import (
     BuildsStrategy,
@@ -38,12 +41,26 @@ from autodist.strategies.table import strategy_table
 from autodist.strategies.uneven_partitioned_ps import UnevenPartitionedPS
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
+Cut = Partitioning
+served_nodes = ps_load_balancing.balanced_server_nodes
+"""Former names, which builders of scripts may import; the modules below are former paths."""
+
+for _former, _module in {
+    "all_reduce_options": all_reduce,
+    "cut": partitioning,
+    "links": cost,
+    "served": sys.modules[__name__],
+    "server_options": ps,
+}.items():
+    sys.modules[f"{__name__}.{_former}"] = _module
+
 __all__ = [
     "PS",
     "SYNCHRONOUS",
     "AllReduce",
     "AllReduceOptions",
     "BuildsStrategy",
+    "Cut",
     "GraphLike",
     "GreedyLoads",
     "Override",
@@ -88,6 +105,7 @@ __all__ = [
     "register",
     "registered_names",
     "resolve_specs",
+    "served_nodes",
     "shards_of",
     "strategy_table",
     "sums_by_worker",
