@@ -74,14 +74,9 @@ class Context:
         """Returns the subgroups within which a value is reduced first; None if its group reduces it at once."""
         return self._subgroups_of(join.group) if self.plan.uses_subgroups(join) else None
 
-    def _subgroups_of(self, group: Group) -> Subgroups | None:
-        if group not in self._subgroups:
-            self._subgroups[group] = Subgroups.of(self.strategy.graph_config.teams, group)
-        return self._subgroups[group]
-
     @functools.cached_property
-    def _subgroups(self) -> dict[Group, Subgroups | None]:
-        return {}
+    def _subgroups_of(self) -> Callable[[Group], Subgroups | None]:
+        return functools.cache(functools.partial(Subgroups.of, self.strategy.graph_config.teams))
 
     @property
     def computes(self) -> bool:
