@@ -76,7 +76,7 @@ class Context:
 
     @functools.cached_property
     def _subgroups_of(self) -> Callable[[Group], Subgroups | None]:
-        return functools.cache(functools.partial(Subgroups.of, self.strategy.graph_config.teams))
+        return functools.cache(functools.partial(Subgroups.of, self.strategy.graph_config.subgroups))
 
     @property
     def computes(self) -> bool:
@@ -158,7 +158,9 @@ class Context:
 
     @functools.cached_property
     def _first_devices(self) -> dict[int, str]:
-        devices = {one.worker: one.device for stage in self.strategy.pipeline.stages for one in (stage, *stage.beside)}
+        devices = {
+            one.worker: one.device for stage in self.strategy.pipeline.stages for one in (stage, *stage.stage_group)
+        }
         for replica in self.replicas:
             devices.setdefault(replica.worker, replica.device)
         return devices

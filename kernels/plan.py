@@ -34,7 +34,9 @@ class Plan:
         self._synchronizers = {name: one for shards in self._shards.values() for name, one in shards.items()}
         partitionings = {node.variable: partitioning_of(node) for node in strategy.nodes}
         self.partitionings = {variable: one for variable, one in partitionings.items() if one is not None}
-        self.stage_workers = tuple((one.worker, *(b.worker for b in one.beside)) for one in strategy.pipeline.stages)
+        self.stage_workers = tuple(
+            (one.worker, *(b.worker for b in one.stage_group)) for one in strategy.pipeline.stages
+        )
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
         self._workers = worker_count(strategy.graph_config)

@@ -21,13 +21,13 @@ def stage_of(strategy: strategy_pb2.Strategy, node: strategy_pb2.VariableNode) -
 
 def pipelines_of(strategy: strategy_pb2.Strategy) -> int:
     """Returns the number of parallel pipelines."""
-    return 1 + len(strategy.pipeline.stages[0].beside)
+    return 1 + len(strategy.pipeline.stages[0].stage_group)
 
 
 def workers_of(strategy: strategy_pb2.Strategy, stage: int) -> list[int]:
     """Returns the workers that compute a pipeline stage, the owner of its variables first."""
     first = strategy.pipeline.stages[stage]
-    return [first.worker, *(one.worker for one in first.beside)]
+    return [first.worker, *(one.worker for one in first.stage_group)]
 
 
 def stage_groups_of(strategy: strategy_pb2.Strategy) -> dict[int, list[int]]:

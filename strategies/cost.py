@@ -126,7 +126,7 @@ def link_bytes(
         rows: the number of rows of a sparse variable that each worker touches in a step.
     """
     partitioning, group = partitioning_of(node), Group.of_run(config)
-    computing, subgroups = group.workers, Subgroups.of(config.teams, group)
+    computing, subgroups = group.workers, Subgroups.of(config.subgroups, group)
     is_shared = partitioning is not None and partitioning.axis == 0
     indices = max(variable.shape[0], 1) if is_shared else 1
     # Integer parts of a byte: fractions would take ten times as long, for a number of links quadratic in workers.

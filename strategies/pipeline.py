@@ -201,5 +201,5 @@ def assigned_stages(workers: Sequence[Worker], pipelines: int) -> list[strategy_
     assigned = [strategy_pb2.PipelineStage(worker=worker.index, device=worker.devices[0]) for worker in workers]
     stages = assigned[::pipelines]
     for position, stage in enumerate(stages):
-        stage.beside.extend(assigned[position * pipelines + 1 : (position + 1) * pipelines])
+        stage.stage_group.extend(assigned[position * pipelines + 1 : (position + 1) * pipelines])
     return stages

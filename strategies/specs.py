@@ -40,16 +40,16 @@ def resolve_specs(
     """
     resolved = strategy_pb2.Strategy()
     resolved.CopyFrom(strategy)
-    teams = _teams(strategy, graph_item, resource_spec)
-    if teams:
-        resolved.graph_config.teams[:] = teams
+    subgroups = _subgroups(strategy, graph_item, resource_spec)
+    if subgroups:
+        resolved.graph_config.subgroups[:] = subgroups
     spec = effective_spec(resolved)
     for node in resolved.nodes:
         _resolve(node, spec)
     return resolved
 
 
-def _teams(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> tuple[int, ...]:
+def _subgroups(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> tuple[int, ...]:
     if strategy.HasField("pipeline"):  # its sums are computed by the workers of a stage
         return ()
     ways = {synchronizer.way for _, synchronizer in all_synchronizers(strategy)}
@@ -97,4 +97,4 @@ def effective_spec(strategy: strategy_pb2.Strategy) -> str:
     ways = {synchronizer.way for _, synchronizer in all_synchronizers(strategy)} - {AUTO}
     if len(ways) == 1 and ways <= set(COLLECTIVES):
         return next(iter(ways))
-    return HIERARCHICAL if strategy.graph_config.teams else SHUFFLE
+    return HIERARCHICAL if strategy.graph_config.subgroups else SHUFFLE

@@ -22,15 +22,15 @@ def sum_summary(
         resource_spec: the machines; None: no times.
     """
     config = strategy.graph_config
-    subgroups = Subgroups.of(config.teams, Group.of_run(config))
+    subgroups = Subgroups.of(config.subgroups, Group.of_run(config))
     times = "" if resource_spec is None else _times(strategy, graph_item, resource_spec, subgroups)
     if subgroups is None:
         return times and f"on paper a step's sums take {times}"
     sizes = sorted({len(group.workers) for group in subgroups.groups})
     of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     text = (
-        f"sums are computed in {len(subgroups.groups)} teams of {of} first, then between them: a worker's step calls "
-        f"at most {subgroups.most_called} others, {worker_count(config) - 1} without teams"
+        f"sums are computed in {len(subgroups.groups)} subgroups of {of} first, then between them: a worker's step "
+        f"calls at most {subgroups.most_called} others, {worker_count(config) - 1} without subgroups"
     )
     return f"{text}; on paper they take {times}" if times else text
 
@@ -49,7 +49,7 @@ def _times(
     if len(group.workers) < LEAST_WORKERS:
         return took
     others = Subgroups.of(choose_subgroups(resource_spec, byte_size, is_asked=True), group)
-    return f"{took}, {milliseconds(sum_cost(others, resource_spec, byte_size).seconds)} in teams"
+    return f"{took}, {milliseconds(sum_cost(others, resource_spec, byte_size).seconds)} in subgroups"
 
 
 def milliseconds(seconds: float) -> str:

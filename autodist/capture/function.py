@@ -56,11 +56,6 @@ class CapturedFunction:
     outputs: Any
     tables: tuple[Table, ...] = ()
 
-    @property
-    def item(self) -> CapturedStep:
-        """The step; an older name."""
-        return self.step
-
 
 def capture_function(
     function: Callable[..., Any],

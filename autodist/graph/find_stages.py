@@ -43,7 +43,7 @@ class _Walk:
     machine operation.
     """
 
-    item: CapturedStep
+    step: CapturedStep
     gradients: list[VariableGradient]
     reach: dict[str, int] = field(default_factory=dict)  # gradients that reach a node that runs once
     after_state: set[str] = field(default_factory=set)
@@ -54,7 +54,7 @@ class _Walk:
     updates: int = 0  # bits of the writes that a gradient reaches
 
     def __post_init__(self) -> None:
-        self.graph_index = self.item.graph_index
+        self.graph_index = self.step.graph_index
         self.order = {name: k for k, name in enumerate(self.graph_index.order)}
         self.effects = {
             name: self.graph_index.effects[name]
@@ -66,9 +66,9 @@ class _Walk:
                 at[t] = at.get(t, 0) | 1 << k
         self.reads = self._readers(at)
         leads = self._data_ancestors(map(node_of, at))
-        self.handles = {v.name: v.handle for v in self.item.variables}
+        self.handles = {v.name: v.handle for v in self.step.variables}
         by_data = self._reached_by_data(self.reads, without=leads)
-        batch = self._readers({tensor(i): 1 for i, axis in self.item.inputs.items() if axis is not None})
+        batch = self._readers({tensor(i): 1 for i, axis in self.step.inputs.items() if axis is not None})
         self.in_replica = leads | (self._reached_by_data(batch) - by_data)
         # A write that depends on gradients through a variable only (averaging weights after their update) is recognized
         # in `_visit`, by the gradients that reach it.

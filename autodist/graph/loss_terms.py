@@ -60,7 +60,7 @@ def find_terms(step: CapturedStep, flows: Propagation, call: GradientCall) -> li
 
 @dataclass(frozen=True)
 class _Search:
-    item: CapturedStep
+    step: CapturedStep
     flows: Propagation
     call: GradientCall
 
@@ -93,7 +93,7 @@ class _Search:
         return reach(self.call.terms[k].parts, lambda part: self.call.terms[part].parts)
 
     def _kind(self, k: int) -> Kind:
-        return loss_kind(self.item, self.flows, self.call.terms[k].tensor)
+        return loss_kind(self.step, self.flows, self.call.terms[k].tensor)
 
     def _is_additive(self, k: int) -> bool:
         """Returns True if the scaled gradients through a value add up to those through the whole batch's value."""
@@ -110,7 +110,7 @@ class _Search:
             part for part in {k, *self._below(k)} if isinstance(self._kind(part), Sum) and self.call.terms[part].parts
         ]
         return any(
-            self.item.graph_index.nodes[node_of(self.call.terms[part].tensor)].op == "Maximum" for part in summed
+            self.step.graph_index.nodes[node_of(self.call.terms[part].tensor)].op == "Maximum" for part in summed
         )
 
     def _has_known_parts(self, k: int) -> bool:
@@ -120,7 +120,7 @@ class _Search:
 
     def _is_divided_by_none(self, weight: Weight) -> bool:
         """Returns True if a fully masked share yields 0 / 0, although other replicas' examples contribute gradients."""
-        return bool(self.item.in_step_all_reduces) and not isinstance(weight, Examples | Elements)
+        return bool(self.step.in_step_all_reduces) and not isinstance(weight, Examples | Elements)
 
     def _is_trained(self, weight: Weight) -> bool:
         """Returns True if gradients reach a variable through the weight of a mean.
@@ -134,21 +134,21 @@ class _Search:
         return below or self._reaches_variable(weight.tensor)
 
     def _reaches_variable(self, name: str) -> bool:
-        k = self.item.gradient_calls.index(self.call)
-        handles = {self.item.by_name[g.variable].handle for g in self.item.gradients if g.call == k}
+        k = self.step.gradient_calls.index(self.call)
+        handles = {self.step.by_name[g.variable].handle for g in self.step.gradients if g.call == k}
         return not handles.isdisjoint(map(node_of, reach([tensor(name)], self._differentiated)))
 
     def _differentiated(self, name: str) -> list[str]:
         """Returns the inputs of a node through which gradients may pass."""
-        node = self.item.graph_index.nodes[node_of(name)]
+        node = self.step.graph_index.nodes[node_of(name)]
         if node.op in _ENDS:
             return []
         inputs = [tensor(i) for i in node.input if not i.startswith("^")]
         return [i for i in inputs if self._passes(i)]
 
     def _passes(self, name: str) -> bool:
-        op = self.item.graph_index.nodes[node_of(name)].op
-        return op == "VarHandleOp" or self.item.spec_of(name).dtype.is_floating
+        op = self.step.graph_index.nodes[node_of(name)].op
+        return op == "VarHandleOp" or self.step.spec_of(name).dtype.is_floating
 
 
 _ENDS = having(Trait.SOURCE | Trait.COMPARISON) | {"StopGradient"}

@@ -39,7 +39,7 @@ class Assignment:
     """
 
     def __init__(self, step: CapturedStep, stage_of: Mapping[str, int], count: int) -> None:
-        self.item, self.stage_of, self.count, self.graph_index = step, stage_of, count, step.graph_index
+        self.step, self.stage_of, self.count, self.graph_index = step, stage_of, count, step.graph_index
         self.stages = find_stages(step)
         self.leads: dict[str, set[int]] = {}
         self._computed = [name for name in self.graph_index.order if name not in self.stages.once]
@@ -54,7 +54,7 @@ class Assignment:
         self.made_of: dict[str, frozenset[str]] = {}
         self.uses: dict[str, dict[int, str]] = {}
         self.used_at: dict[str, set[int]] = {}
-        self.of_batch = {node_of(name) for name, axis in self.item.inputs.items() if axis is not None}
+        self.of_batch = {node_of(name) for name, axis in self.step.inputs.items() if axis is not None}
 
     def run(self) -> dict[str, PipelinePart]:
         backward = self._require_one_backward_pass()
@@ -88,7 +88,7 @@ class Assignment:
         Raises:
             StrategyError: the step differentiates twice.
         """
-        calls = [self.item.gradient_calls[k] for k in live_calls(self.item)]
+        calls = [self.step.gradient_calls[k] for k in live_calls(self.step)]
         if len(calls) > 1 or max(self.stages.level, default=1) > 1:
             self.refuse(
                 "builder",
@@ -250,7 +250,7 @@ class Assignment:
         )
 
     def _label(self, handle: str) -> str:
-        return self.item.by_handle[handle].name
+        return self.step.by_handle[handle].name
 
     # -- backward --------------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Assignment:
     def _find_leads(self, backward: Sequence[str]) -> None:
         of_gradient: dict[str, set[int]] = {}
         for gradient in self.stages.gradients:
-            handle = self.item.by_name[gradient.variable].handle
+            handle = self.step.by_name[gradient.variable].handle
             for name in gradient.tensors if handle in self.stage_of else ():
                 of_gradient.setdefault(node_of(name), set()).add(self.stage_of[handle])
         for name in reversed(backward):

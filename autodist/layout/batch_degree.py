@@ -26,7 +26,7 @@ class BatchDegree:
     """
 
     def __init__(self, step: CapturedStep, flows: Propagation) -> None:
-        self._item, self._flows = step, flows
+        self._step, self._flows = step, flows
 
     def of(self, name: str, depth: int = 0) -> int | None:
         """Returns the power of the number of examples with which a tensor grows: 0 for an average, 1 for a sum.
@@ -41,7 +41,7 @@ class BatchDegree:
         kind = self._flows.kind(name)
         if not isinstance(kind, Unknown):
             return int(isinstance(kind, Sum))
-        node = self._item.graph_index.nodes[node_of(name)]
+        node = self._step.graph_index.nodes[node_of(name)]
         inputs = [tensor(i) for i in node.input if not is_control(i)]
         return self._by_op(node, name, inputs, depth + 1) if depth < _DEEPEST else None
 
@@ -65,7 +65,7 @@ class BatchDegree:
                 return self._alike(inputs[1:] if op.startswith("Select") else inputs, depth)
             case "Size":
                 return self._open_axes(inputs[0])
-            case "StridedSlice" if self._item.graph_index.nodes[node_of(inputs[0])].op == "Shape":
+            case "StridedSlice" if self._step.graph_index.nodes[node_of(inputs[0])].op == "Shape":
                 return self._length(inputs)
             case "Softmax" if self._is_open(name, -1):  # its rows add up to 1
                 return -1
@@ -75,7 +75,7 @@ class BatchDegree:
 
     def _alike(self, operands: list[str], depth: int) -> int | None:
         """Returns the common degree of the operands; constants, such as a smallest divisor, are ignored."""
-        degrees = {self.of(i, depth) for i in operands if self._item.graph_index.nodes[node_of(i)].op != "Const"}
+        degrees = {self.of(i, depth) for i in operands if self._step.graph_index.nodes[node_of(i)].op != "Const"}
         return next(iter(degrees)) if len(degrees) == 1 else None
 
     def _otherwise(self, name: str, inputs: list[str], depth: int) -> int | None:
@@ -89,16 +89,16 @@ class BatchDegree:
     # -- lengths ---------------------------------------------------------------------------------------------------
 
     def _open_axes(self, name: str) -> int | None:
-        shape = self._item.spec_of(name).shape
+        shape = self._step.spec_of(name).shape
         return None if shape.rank is None else sum(length is None for length in shape.as_list())
 
     def _is_open(self, name: str, axis: int) -> bool:
-        shape = self._item.spec_of(name).shape
+        shape = self._step.spec_of(name).shape
         return bool(shape.rank) and shape[axis] is None
 
     def _axes_reduced(self, inputs: list[str]) -> int | None:
         """Returns the number of open axes that a reduction removes."""
-        shape, axes = self._item.spec_of(inputs[0]).shape, self._constant(inputs[1])
+        shape, axes = self._step.spec_of(inputs[0]).shape, self._constant(inputs[1])
         if shape.rank is None:
             return None
         if axes is None:  # for example `range(rank(x))`: all of them
@@ -107,15 +107,15 @@ class BatchDegree:
 
     def _length(self, inputs: list[str]) -> int | None:
         """Returns the degree of one element of a shape."""
-        source = self._item.graph_index.nodes[node_of(inputs[0])]
+        source = self._step.graph_index.nodes[node_of(inputs[0])]
         indices = self._constant(inputs[1])
         if source.op != "Shape" or indices is None or len(indices) != 1:
             return None
-        shape = self._item.spec_of(tensor(source.input[0])).shape
+        shape = self._step.spec_of(tensor(source.input[0])).shape
         return int(shape[indices[0]] is None) if shape.rank else None
 
     def _product_of_lengths(self, name: str, depth: int) -> int | None:
-        source = self._item.graph_index.nodes[node_of(name)]
+        source = self._step.graph_index.nodes[node_of(name)]
         if source.op == "Shape":
             return self._open_axes(tensor(source.input[0]))
         if source.op == "Pack":
@@ -124,7 +124,7 @@ class BatchDegree:
         return self._product_of_lengths(tensor(source.input[0]), depth) if passes else None
 
     def _constant(self, name: str) -> list[int] | None:
-        node = self._item.graph_index.nodes[node_of(name)]
+        node = self._step.graph_index.nodes[node_of(name)]
         return tf.make_ndarray(node.attr["value"].tensor).reshape(-1).tolist() if node.op == "Const" else None
 
 

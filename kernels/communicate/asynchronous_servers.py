@@ -78,7 +78,7 @@ class _Updates:
     """Implements one `AsynchronousServers.apply`; the methods are in the order of `run`."""
 
     def __init__(self, step: ReplicatedStep, context: Context, kept: Mapping[str, int]) -> None:
-        self.item, self.context, self.kept = step, context, kept
+        self.step, self.context, self.kept = step, context, kept
         self.stages, self.synchrony_of = step.stages, step.synchrony_of
         self.results = Results(step)
         self.editor = self.results.editor
@@ -203,7 +203,7 @@ class _Updates:
                 self.editor[node.name].device = self._device(next(iter(found)))
 
     def _owner_of(self, join: PendingReduction) -> int:
-        return self.kept[self.item.by_name[join.variable or ""].handle]
+        return self.kept[self.step.by_name[join.variable or ""].handle]
 
     def _device(self, owner: int) -> str:
         return device_of(owner, self.context.workers, self.context.first_device(owner))

@@ -44,7 +44,7 @@ class BackgroundProgram:
         owner: Mapping[str, int],
         joins: Sequence[PendingReduction],
     ) -> None:
-        self.item, self.context, self.editor, self.owner = step, context, editor, owner
+        self.step, self.context, self.editor, self.owner = step, context, editor, owner
         self.touches, self.joins = effects, joins
         self.effects: list[str] = []
         self._replacements: dict[str, str] = {}
@@ -65,7 +65,7 @@ class BackgroundProgram:
         """
         self._capacity = ahead + 1
         part = WorkerPart.find(
-            replace(self.item, outputs=(), targets=tuple(targets)),
+            replace(self.step, outputs=(), targets=tuple(targets)),
             self.context, self.touches, self.owner, self.joins,
         )  # fmt: skip
         self._receive(part)
@@ -123,7 +123,7 @@ class BackgroundProgram:
         for handle in sorted(self.touches.get(name, NO_EFFECT).reads):
             if not self._is_mine(handle) and any(handle in effect.writes for effect in self.touches.values()):
                 raise StrategyError(
-                    f"{self.item.by_handle[handle].name} is written by the step and read within {name} "
+                    f"{self.step.by_handle[handle].name} is written by the step and read within {name} "
                     f"({self.editor[name].op}), which updates a variable with staleness some steps later. Set "
                     "staleness: 0, or remove updates under a condition from the optimizer (gradient accumulation)."
                 )
@@ -166,7 +166,7 @@ class BackgroundProgram:
             )
         dtype = tf.as_dtype(node.attr["dtype"].type)
         if node.op == "ReadVariableOp":
-            return tf.TensorSpec(self.item.by_handle[node_of(node.input[0])].shape, dtype)
+            return tf.TensorSpec(self.step.by_handle[node_of(node.input[0])].shape, dtype)
         return tf.TensorSpec(None, dtype)
 
     # -- between owners --------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class BackgroundProgram:
             self.effects += exchange.effects
 
     def _spec_between(self, part: WorkerPart, name: str) -> tf.TensorSpec:
-        return part.brought.get(name) or self.item.spec_of(name)
+        return part.brought.get(name) or self.step.spec_of(name)
 
     # -- copies ----------------------------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class _Walk:
         brought: Mapping[str, int],
         context: Context,
     ) -> None:
-        self._item, self._effects, self._owner, self._private = step, effects, owner, private
+        self._step, self._effects, self._owner, self._private = step, effects, owner, private
         self._brought, self._every = brought, sum(1 << worker for worker in context.group.everyone)
         self._outputs = step.outputs if context.joins_outputs else ()
         self._runs: dict[str, Workers] = {}
@@ -98,7 +98,7 @@ class _Walk:
         for name, workers in self._roots():
             self._enter(name, workers)
         while self._new:  # repeats only if a loop has a back edge
-            for name in reversed(self._item.graph_index.order):
+            for name in reversed(self._step.graph_index.order):
                 workers = self._new.pop(name, 0)
                 if workers:
                     self._visit(name, workers)
@@ -117,7 +117,7 @@ class _Walk:
 
     def _visit(self, name: str, workers: Workers) -> None:
         """Records the inputs of a node that workers need to run it."""
-        for i in self._item.graph_index.nodes[name].input:
+        for i in self._step.graph_index.nodes[name].input:
             source, need = node_of(i), workers
             if not is_control(i) and tensor(i) in self._brought:
                 far = need & ~_bit(self._brought[tensor(i)])
@@ -141,10 +141,10 @@ class _Walk:
 
     def _roots(self) -> Iterator[tuple[str, Workers]]:
         """Yields the nodes that workers run as roots: writes of variables they hold, and outputs of the step."""
-        for name in once(self._item):
+        for name in once(self._step):
             if name in self._effects:
                 yield name, self._writers(name)
-        for name in (*map(node_of, self._outputs), *self._item.targets):
+        for name in (*map(node_of, self._outputs), *self._step.targets):
             effect = self._effects.get(name)
             if not (effect and effect.writes):
                 yield name, self._every & ~self._others(name)

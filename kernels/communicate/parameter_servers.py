@@ -58,7 +58,7 @@ class _Servers:
     """Implements one `ParameterServers.apply`; the methods are in the order of `run`."""
 
     def __init__(self, step: ReplicatedStep, context: Context) -> None:
-        self.item, self.context, self.stages = step, context, step.stages
+        self.step, self.context, self.stages = step, context, step.stages
         self.owner = {
             step.by_name[name].handle: step.owners[name]
             for name, synchrony in step.synchrony_of.items() if synchrony.mode is SyncMode.SYNCHRONOUS
@@ -73,7 +73,7 @@ class _Servers:
 
     def run(self) -> ReplicatedStep:
         self._send_gradients()
-        part = WorkerPart.find(self.item, self.context, self.effects, self.owner, self.joins)
+        part = WorkerPart.find(self.step, self.context, self.effects, self.owner, self.joins)
         acknowledgements = self.versions.acknowledgements(part.runs)
         self._require_same_outputs(part)
         part.exchange_boundary(self.results, self.context)
@@ -89,7 +89,7 @@ class _Servers:
         """Refuses fetches that need tensors of other workers: workers of a session may fetch different outputs."""
         if self.context.joins_outputs:
             return
-        for name in self.item.outputs:
+        for name in self.step.outputs:
             node = node_of(name)
             if part.private.get(node, NOBODY) - {EVERYWHERE} and node not in part.computed:
                 raise FetchedElsewhereError(
@@ -110,7 +110,7 @@ class _Servers:
 
     def _owner_of(self, join: PendingReduction) -> int:
         """Returns the owner of the variable that a reduction belongs to; each of `joins` belongs to one."""
-        return self.item.owners[join.variable or ""]
+        return self.step.owners[join.variable or ""]
 
     def _send_bucket(self, bucket: Bucket, owner: int) -> None:
         reads = self._reads_before_push(bucket.joins)
@@ -136,7 +136,7 @@ class _Servers:
 
     def _reads_before_push(self, joins: Iterable[PendingReduction]) -> list[str]:
         """Returns this worker's reads that must not see the updates made by its gradients."""
-        return after_loops(self.item.graph_index, self.versions.reads_before(joins))
+        return after_loops(self.step.graph_index, self.versions.reads_before(joins))
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class _Servers:
             exchange = Communicator(f, self.context, message.key, Group.of_workers([message.reader, message.owner]))
             done = tf.constant(True)
             if message.reader == self.context.worker:
-                reads = after_loops(self.item.graph_index, self.versions.own(message))
+                reads = after_loops(self.step.graph_index, self.versions.own(message))
                 exchange.send(message.owner, "read", [done], reads)
             else:
                 exchange.receive(message.reader, "read", [done])
@@ -174,7 +174,7 @@ class _Servers:
 
     def _exchange_completion_signals(self, ranks: Mapping[str, int]) -> None:
         replacements: dict[str, tuple[str, ...]] = {}
-        for group in group_writes(self.item, self.owner, ranks):
+        for group in group_writes(self.step, self.owner, ranks):
             token = self._exchange_completion_signal(group)
             if group.owner != self.context.worker:
                 replacements.update(dict.fromkeys(group.writes, token))

@@ -57,7 +57,7 @@ class _CachedCopies:
     """The edited step."""
 
     def __init__(self, step: ReplicatedStep, context: Context) -> None:
-        self._item, self._context, self._stages = step, context, step.stages
+        self._step, self._context, self._stages = step, context, step.stages
         self.editor = StepEditor(step)
         self._effects = step.graph_index.effects
         local = [t for join in step.joins for t in join.local]
@@ -103,7 +103,7 @@ class _CachedCopies:
 
     def _drop_unread(self, name: str) -> None:
         """Removes a read whose value nothing uses; otherwise it would still run for its control dependencies."""
-        returned = {*map(node_of, self._item.outputs), *self._item.targets}
+        returned = {*map(node_of, self._step.outputs), *self._step.targets}
         if name in returned or any(name in self._data_inputs(c) for c in self.editor.consumers(name)):
             return
         self.editor.replace_control(name, [node_of(i) for i in self.editor[name].input if is_control(i)])

@@ -56,7 +56,7 @@ class _Servers:
     """Implements one `StaleServers.apply`; the methods are in the order of `run`."""
 
     def __init__(self, step: ReplicatedStep, context: Context, kept: dict[str, Synchrony]) -> None:
-        self.item, self.context, self.order, self.kept = step, context, step.order, kept
+        self.step, self.context, self.order, self.kept = step, context, step.order, kept
         self.owner = {handle: step.owners[step.by_handle[handle].name] for handle in kept}
         self.results = Results(step)
         self.editor = self.results.editor
@@ -69,7 +69,7 @@ class _Servers:
         gradient_dependent = self._made_from_gradients()
         self._send_gradients()
         if self.context.worker in self.owner.values():
-            checks = [name for name in self.item.targets if name in gradient_dependent]
+            checks = [name for name in self.step.targets if name in gradient_dependent]
             self.editor.run(
                 self.background.build(1 + max(synchrony.staleness for synchrony in self.kept.values()), checks)
             )
@@ -80,7 +80,7 @@ class _Servers:
 
     def _require_own_outputs(self) -> None:
         summed = {node_of(t): j.variable for j in self.joins for t in j.result}
-        for name in self.item.outputs:
+        for name in self.step.outputs:
             made_from = self.editor.ancestors([name], control=False) & summed.keys()
             if made_from:
                 raise StrategyError(
@@ -109,7 +109,7 @@ class _Servers:
     # -- gradients -------------------------------------------------------------------------------------------------
 
     def _handle_of(self, join: PendingReduction) -> str:
-        return self.item.by_name[join.variable or ""].handle
+        return self.step.by_name[join.variable or ""].handle
 
     def _send_gradients(self) -> None:
         def group_of(join: PendingReduction) -> Hashable:
@@ -148,7 +148,7 @@ class _Servers:
 
     def _receive_completion_signals(self) -> None:
         assert self.order is not None, "set by SetSyncMode"
-        for group in group_writes(self.item, self.owner, rank_writes(self.order, self.owner)):
+        for group in group_writes(self.step, self.owner, rank_writes(self.order, self.owner)):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
             with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
                 exchange = Communicator(f, self.context, group.key, self.context.group, staleness + 2)

@@ -77,7 +77,7 @@ class Versions:
         context: Context,
     ) -> None:
         assert step.order is not None, "set by SetSyncMode"
-        self._item, self._owner, self._context = step, owner, context
+        self._step, self._owner, self._context = step, owner, context
         self._order, self._copies, self._once = step.order, step.copies, step.stages.once
         self._joins: dict[str, list[PendingReduction]] = {}
         for join in joins:
@@ -93,7 +93,7 @@ class Versions:
         """
         members = list(joins)
         sent = self._order.of_join(members[0])
-        trained = {self._item.by_name[j.variable or ""].handle for j in members}
+        trained = {self._step.by_name[j.variable or ""].handle for j in members}
         owner = self._owner[min(trained)]
         followers = [h for h in self._own_reads if h not in self._joins and self._owner[h] == owner]
         own = sorted({read for handle in trained for read in self._own_reads.get(handle, ())})
@@ -104,7 +104,7 @@ class Versions:
     def _own_reads(self) -> Mapping[str, list[tuple[int, str]]]:
         """By handle, the reads of a variable by this worker's replicas, each with its position among all effects."""
         found: dict[str, list[tuple[int, str]]] = {}
-        for position, (name, effect) in enumerate(self._item.graph_index.effects.items()):
+        for position, (name, effect) in enumerate(self._step.graph_index.effects.items()):
             if not effect.writes and name not in self._once and self._captured(name) in self._order.position:
                 for handle in effect.reads & self._owner.keys():
                     found.setdefault(handle, []).append((position, name))
@@ -132,9 +132,9 @@ class Versions:
 
     def own(self, message: Acknowledgement) -> list[str]:
         """Returns this worker's nodes for the reads that it acknowledges, for all replicas."""
-        fetched = reach(map(node_of, self._item.outputs), self._item.graph_index.data.__getitem__)
+        fetched = reach(map(node_of, self._step.outputs), self._step.graph_index.data.__getitem__)
         return [
-            name for name in self._item.graph_index.effects
+            name for name in self._step.graph_index.effects
             if self._captured(name) in message.reads
             and (self._captured(name) not in message.fetchable or name in fetched)
         ]  # fmt: skip
@@ -179,7 +179,7 @@ class Versions:
         found = []
         times: Counter[tuple[int, str]] = Counter()
         for waits in sorted(groups, key=lambda group: self._order.position[group[0].write]):
-            names = sorted({self._item.by_handle[h].name for wait in waits for h in self._writes[wait.write]})
+            names = sorted({self._step.by_handle[h].name for wait in waits for h in self._writes[wait.write]})
             reader, what = waits[0].reader, digest(";".join(names))
             key = f"read/{what}/{times[reader, what]}"
             times[reader, what] += 1
@@ -221,7 +221,7 @@ class Versions:
         if not self._context.joins_outputs:
             return True
         has_cached_copy = worker in self._context.group and self._context.plan.has_cached_copy(
-            self._item.by_handle[handle].name
+            self._step.by_handle[handle].name
         )
         return has_cached_copy or any(
             self._order.position[read] > final and readers[read] >> worker & 1 for read in self._reads.get(handle, ())
@@ -284,7 +284,7 @@ class Versions:
         for message in self._order.messages:
             needed.update(dict.fromkeys(self._order.sources[message], computing))
         if context.joins_outputs:  # otherwise workers may fetch different outputs
-            needed.update(dict.fromkeys([*map(node_of, self._item.outputs), *self._item.targets], every))
+            needed.update(dict.fromkeys([*map(node_of, self._step.outputs), *self._step.targets], every))
         found: dict[str, Workers] = {}
         for name in reversed(graph_index.order):
             effect = graph_index.effects.get(name, NO_EFFECT)
@@ -301,7 +301,7 @@ class Versions:
     def _find_replica_dependent(self) -> set[str]:
         """Returns the nodes that differ between replicas; tensors that a message brings are the same for all."""
         graph_index, messages = self._order.graph_index, set(self._order.messages)
-        found = set(sources_of_replicas(self._item, graph_index))
+        found = set(sources_of_replicas(self._step, graph_index))
         for name in graph_index.order:
             if not found.isdisjoint(graph_index.data[name]) and messages.isdisjoint(self._order.sources[name]):
                 found.add(name)

@@ -52,7 +52,7 @@ class WorkerPart:
     """One worker's share of the part that runs once.
 
     Attributes:
-        item: the step.
+        step: the step.
         private: for a node that depends on gradients or on reads of variables, the workers that have these: owners, and
             `EVERYWHERE` for values that are the same everywhere. A node whose inputs a single owner has runs only
             there. A node with inputs of several owners runs on each worker that needs it, from tensors that the owners
@@ -64,7 +64,7 @@ class WorkerPart:
         brought: shape and dtype of the gradients that were sent to owners, by the tensor that stands for them.
     """
 
-    item: ReplicatedStep
+    step: ReplicatedStep
     private: Mapping[str, Owners]
     transfers: tuple[Transfer, ...]
     me: int
@@ -114,7 +114,7 @@ class WorkerPart:
         source, reader = together.source, together.reader
         place = f"{together.level}/{together.round}"
         key = f"update_input/{place}/{digest(';'.join(names))}"
-        specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
+        specs = [self.brought.get(name) or self.step.spec_of(name) for name in names]
         readers = [self._own_readers(results.editor, name) for name in names]
         with subgraph(results.editor, f"update_input/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
             exchange = Communicator(f, context, key, Group.of_workers([source, reader]))

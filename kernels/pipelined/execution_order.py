@@ -36,7 +36,7 @@ def find_order(placement: StagePlacement, context: Context) -> Turns:
         StrategyError: units wait for each other in a cycle.
     """
     try:
-        parts = split(placement.item, lambda name: placement.unit_of(name) if name in placement.needed else None)
+        parts = split(placement.step, lambda name: placement.unit_of(name) if name in placement.needed else None)
     except PartsError as error:
         raise OptionError(
             "stages",

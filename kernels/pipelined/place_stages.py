@@ -82,7 +82,7 @@ def _require_fetched_by_all(placement: StagePlacement, context: Context) -> None
     """Refuses fetches of tensors that a single pipeline stage has if workers may fetch different outputs."""
     if context.joins_outputs:
         return
-    for name in placement.item.outputs:
+    for name in placement.step.outputs:
         if isinstance(placement.home[node_of(name)], StageRank):
             raise FetchedElsewhereError(
                 f"{name} is computed by the stages of a pipeline, and not all workers fetch it in this run. Fetch it "
@@ -160,7 +160,7 @@ def parcels(placement: StagePlacement) -> dict[StageMessage, list[str]]:
     """Returns all messages with their tensors, in the same order on all workers."""
     transfers = list(placement.crossings())
     _require_values(placement, transfers)
-    rounds = _rounds(placement.item, {c.name for c in transfers})
+    rounds = _rounds(placement.step, {c.name for c in transfers})
     leading = _leading_to_units(placement)
     found: dict[StageMessage, list[str]] = {}
     for transfer in transfers:
@@ -187,7 +187,7 @@ def _require_values(placement: StagePlacement, transfers: Sequence[StageTransfer
             reason = "is a list of tensors or a resource, which cannot be sent"
         else:
             continue
-        name = placement.item.replica_of(node.name)[1]
+        name = placement.step.replica_of(node.name)[1]
         source, reader = map(placement.stage_of_worker, (transfer.source, transfer.reader))
         raise OptionError(
             "stages",
@@ -264,7 +264,7 @@ class StageExchange:
 
     def _spec(self, name: str) -> tf.TensorSpec:
         """Returns a tensor's dtype, and its shape as far as the captured step determines it for parts of its batch."""
-        step = self.placement.item
+        step = self.placement.step
         kind = tf.as_dtype(type_of(step.graph_index, name))
         captured = step.replica_of(node_of(name))[1]
         known = step.spec_of(f"{captured}:{output_index(name)}")

@@ -66,7 +66,7 @@ class StagePlacement:
     of them.
 
     Args:
-        item: the step, replicated as that of one worker.
+        step: the step, replicated as that of one worker.
         context: the worker for which it is rewritten.
 
     Attributes:
@@ -75,7 +75,7 @@ class StagePlacement:
     """
 
     def __init__(self, step: ReplicatedStep, context: Context) -> None:
-        self.item, self.context, self.graph_index = step, context, step.graph_index
+        self.step, self.context, self.graph_index = step, context, step.graph_index
         self.pipelines = context.plan.pipelines
         self.micro_batches = len(context.replicas) // self.pipelines
         self.stage_of = stage_of_handles(step, context)
@@ -88,10 +88,10 @@ class StagePlacement:
 
     def unit_of(self, name: str) -> Unit | None:
         """Returns the unit in which a node is computed; None if it belongs to none."""
-        if self.item.copies and name not in self.item.copies:  # empty if there is one micro-batch
+        if self.step.copies and name not in self.step.copies:  # empty if there is one micro-batch
             return None
-        micro_batch, captured = self.item.replica_of(name)
-        part = self.item.pipeline_parts.get(captured)
+        micro_batch, captured = self.step.replica_of(name)
+        part = self.step.pipeline_parts.get(captured)
         home = self.home[name]
         if part is None or part.is_held or isinstance(home, UnstagedPlacement) or home.stage != part.stage:
             return None
@@ -137,7 +137,7 @@ class StagePlacement:
 
     def _own_pipeline(self, name: str) -> int | None:
         """Returns the pipeline of the micro-batch that a node is for; None if it is for all."""
-        copies = self.item.copies
+        copies = self.step.copies
         return copies[name][0] // self.micro_batches if name in copies else None
 
     def _where_read(self, name: str) -> StageRank:
@@ -156,7 +156,7 @@ class StagePlacement:
 
     @cached_property
     def _fed(self) -> frozenset[str]:
-        split = {node_of(name) for name, axis in self.item.inputs.items() if axis is not None}
+        split = {node_of(name) for name, axis in self.step.inputs.items() if axis is not None}
         return frozenset({*split, node_of(EXAMPLES), node_of(ALL_EXAMPLES)})
 
     def _own_home(self, name: str) -> Home | None:
@@ -173,15 +173,15 @@ class StagePlacement:
                 return StageRank(owned.pop(), self._own_pipeline(name))
             if effect.writes:
                 return UnstagedPlacement.ALL
-        copies = self.item.copies
-        if not copies or name in copies or name in self.item.pipeline_parts:
-            part = self.item.pipeline_parts.get(self.item.replica_of(name)[1])
+        copies = self.step.copies
+        if not copies or name in copies or name in self.step.pipeline_parts:
+            part = self.step.pipeline_parts.get(self.step.replica_of(name)[1])
             return None if part is None else StageRank(part.stage, self._own_pipeline(name))
         return None
 
     def _of_several(self, name: str) -> OptionError:
         effect = self.graph_index.effects[name]
-        used = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
+        used = sorted(self.step.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
         return OptionError(
             "stages",
             f"{name} ({self.graph_index.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages, "
@@ -191,8 +191,8 @@ class StagePlacement:
     def _require_own_writes(self, name: str) -> None:
         """Checks that an operation that uses variables of a stage writes no variable that every worker holds."""
         effect = self.graph_index.effects[name]
-        shared = sorted(self.item.by_handle[h].name for h in effect.writes if h not in self.stage_of)
-        owned = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
+        shared = sorted(self.step.by_handle[h].name for h in effect.writes if h not in self.stage_of)
+        owned = sorted(self.step.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
         if shared:
             raise OptionError(
                 "stages",
@@ -216,14 +216,14 @@ class StagePlacement:
     @cached_property
     def needed(self) -> frozenset[str]:
         """The nodes that the step's outputs and targets depend on."""
-        roots = [*map(node_of, self.item.outputs), *self.item.targets]
+        roots = [*map(node_of, self.step.outputs), *self.step.targets]
         return frozenset(reach(roots, self.graph_index.sources.__getitem__))
 
     @cached_property
     def runs_at(self) -> dict[str, frozenset[int]]:
         """The workers that run each needed node."""
         everywhere = frozenset(self._rank_of)
-        roots = {*map(node_of, self.item.outputs), *self.item.targets}
+        roots = {*map(node_of, self.step.outputs), *self.step.targets}
         found: dict[str, frozenset[int]] = {}
         for name in reversed(self.graph_index.order):
             if name not in self.needed:
@@ -246,7 +246,7 @@ class StagePlacement:
             for i in self.graph_index.nodes[name].input:
                 if not is_control(i):
                     self._add_transfers(transfers, tensor(i), self.runs_at[name])
-        for name in self.item.outputs:
+        for name in self.step.outputs:
             self._add_transfers(transfers, tensor(name), self._rank_of)
         for name in self.graph_index.order:
             yield from sorted(transfers.get(name, ()), key=lambda crossing: (crossing.name, crossing.reader))

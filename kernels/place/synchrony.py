@@ -93,14 +93,14 @@ class _Flow:
     """The variables, one per mode, whose gradients and values the nodes of the updates depend on."""
 
     def __init__(self, step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> None:
-        self._item, self._synchrony_of = step, synchrony_of
+        self._step, self._synchrony_of = step, synchrony_of
         self._effects = step.graph_index.effects
         self._depends_on: dict[str, Mapping[SyncMode, str]] = {}
         self._combined_at: dict[str, tuple[str, str]] = {}
 
     def visit(self, node: tf.compat.v1.NodeDef) -> None:
         """Processes a node after its inputs."""
-        if node.name not in self._item.stages.once:
+        if node.name not in self._step.stages.once:
             self._record(node, self._read_here(node.name))
             return
         sources = self._read_here(node.name)
@@ -111,13 +111,13 @@ class _Flow:
             sources |= self._depends_on.get(source, {})
             if source in self._combined_at:
                 self._combined_at.setdefault(node.name, self._combined_at[source])
-            if tensor(i) in self._item.trained:
-                variable = self._item.trained[tensor(i)]
+            if tensor(i) in self._step.trained:
+                variable = self._step.trained[tensor(i)]
                 sources[self._mode(variable)] = variable
         self._record(node, sources)
         written = self._effects[node.name].writes if node.name in self._effects else frozenset()
         for handle in written:
-            self._require_one_mode(node.name, self._item.by_handle[handle].name, sources)
+            self._require_one_mode(node.name, self._step.by_handle[handle].name, sources)
 
     def _record(self, node: tf.compat.v1.NodeDef, sources: Mapping[SyncMode, str]) -> None:
         if sources:
@@ -131,7 +131,7 @@ class _Flow:
     def _read_here(self, name: str) -> dict[SyncMode, str]:
         """Returns the variables read by a node whose current value depends on the workers' relative speed, by mode."""
         reads = self._effects[name].reads if name in self._effects else frozenset()
-        names = [self._item.by_handle[h].name for h in sorted(reads)]
+        names = [self._step.by_handle[h].name for h in sorted(reads)]
         return {self._mode(v): v for v in names if self._mode(v) is not SyncMode.SYNCHRONOUS}
 
     def _require_one_mode(self, write: str, variable: str, sources: Mapping[SyncMode, str]) -> None:
@@ -147,7 +147,7 @@ class _Flow:
             return
         for mode, source in sources.items():
             if mode is SyncMode.STALE or (
-                mode is SyncMode.ASYNCHRONOUS and not runs_freely(self._item, self._synchrony_of)
+                mode is SyncMode.ASYNCHRONOUS and not runs_freely(self._step, self._synchrony_of)
             ):
                 raise StrategyError(
                     f"{variable} is held by every worker and updated ({write}) from the gradient of {source} "

@@ -74,7 +74,7 @@ class _Replication:
     """The work of one `Replicate.apply`, in the order of `run`."""
 
     def __init__(self, step: PlacedStep, context: Context) -> None:
-        self.item, self.context = step, context
+        self.step, self.context = step, context
         self.stages: Stages = find_stages(step)
         self.flows: Propagation = step.flows or flows_of(step)
         self.editor = StepEditor(step)
@@ -82,22 +82,22 @@ class _Replication:
 
     def run(self) -> ReplicatedStep:
         self._free_constants()
-        states = reads_to_offset(self.editor, self.item)
+        states = reads_to_offset(self.editor, self.step)
         draws = [node for node, _ in states]
         varying = set(
             find_replica_dependent(
-                self.item, sources_of(self.item, varying_seeds(self.item, self.flows), draws), self.stages
+                self.step, sources_of(self.step, varying_seeds(self.step, self.flows), draws), self.stages
             )
         )
         added = self._draw_for_own_examples(states, varying)
-        changes = take_state_writes(self.editor, self.item, self.stages, varying)
+        changes = take_state_writes(self.editor, self.step, self.stages, varying)
         varying |= {node_of(c.after) for c in changes}
         varying.update(added.nodes)
-        clones = self._clone(frozenset(varying) - set(map(node_of, self.item.inputs)))
+        clones = self._clone(frozenset(varying) - set(map(node_of, self.step.inputs)))
         self._vary_draws(clones, added.indices)
-        parts = split_batch(self.editor, self.item, clones)
+        parts = split_batch(self.editor, self.step, clones)
         self._order_after_all(clones)
-        joiner = Joiner(self.editor, self.item, self.context, self.stages, self.flows, parts, frozenset(varying))
+        joiner = Joiner(self.editor, self.step, self.context, self.stages, self.flows, parts, frozenset(varying))
         InStepAllReduces(joiner).join()
         gradients = GradientJoins(joiner)
         gradients.weigh_losses()
@@ -114,14 +114,14 @@ class _Replication:
         self.editor.drop_targets(w for w in self.stages.state_writes if w in varying)  # they became values
         self._run_all(clones)
         self.editor.run([*(c.write for c in changes), *joiner.checks])
-        known = self.item.pipeline_parts
+        known = self.step.pipeline_parts
         copies = {copy: (k, name) for k, renamed in enumerate(clones) for name, copy in renamed.items()}
         edited = self.editor.to_step()
         return ReplicatedStep.of(
             edited,
-            origin_of=_origins_of_copies(self.item.origin_of, copies),
+            origin_of=_origins_of_copies(self.step.origin_of, copies),
             noted=self._specs_of_copies(edited.noted, copies),
-            inputs={**self.item.inputs, **parts.given},
+            inputs={**self.step.inputs, **parts.given},
             pipeline_parts={**known, **{name: known[draw] for name, draw in added.nodes.items() if draw in known}},
             stages=self.stages,
             copies=copies,
@@ -135,20 +135,20 @@ class _Replication:
 
     def _free_constants(self) -> None:
         """Removes control inputs of constants: otherwise, replicas that share one would wait for each other."""
-        free_constants(self.editor, self.item.graph_index, {*map(node_of, self.item.outputs), *self.item.targets})
+        free_constants(self.editor, self.step.graph_index, {*map(node_of, self.step.outputs), *self.step.targets})
 
     def _draw_for_own_examples(self, states: list[tuple[str, str]], varying: set[str]) -> AddedToDraws:
         """Makes random draws differ between replicas, or equal those of one device for the replica's examples."""
-        alike = list(find_shared_seed_draws(self.item, self.flows, varying))
-        examples = all_examples(self.item, self.context)
+        alike = list(find_shared_seed_draws(self.step, self.flows, varying))
+        examples = all_examples(self.step, self.context)
         whole = [draw for draw in alike if draw.axis is not None and examples is not None]
         apart = [(draw.node, draw.seed) for draw in alike if draw not in whole]
-        added = offset_seeds(self.editor, self.item, [*states, *apart])
+        added = offset_seeds(self.editor, self.step, [*states, *apart])
         replicas = self.context.group.size
-        added |= draw_in_functions(self.editor, self.item, self.flows, varying, examples, replicas)
+        added |= draw_in_functions(self.editor, self.step, self.flows, varying, examples, replicas)
         if examples is None:
             return added
-        return added | draw_for_all(self.editor, self.item, whole, examples, replicas)
+        return added | draw_for_all(self.editor, self.step, whole, examples, replicas)
 
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
         """Returns, for each local replica, the names of its copies; the first replica keeps the captured names."""
@@ -187,7 +187,7 @@ class _Replication:
 
         The captured batch axis has a length only if the graph was built for batches of that length.
         """
-        step = self.item
+        step = self.step
         is_fixed = any(axis is not None and _has_length(step.spec_of(name), axis) for name, axis in step.inputs.items())
 
         def spec_of(name: str) -> tf.TensorSpec:

@@ -42,7 +42,7 @@ class DivideRows(RowRule):
 
         def rewrite() -> None:
             _take_other_branch(rows.editor, Library(rows.editor.library), node)
-            remove_unused(rows.editor, rows.item.named, [node.name])
+            remove_unused(rows.editor, rows.step.named, [node.name])
 
         return rewrite
 

@@ -47,7 +47,7 @@ class _Mover:
     """Moves a gather before the arithmetic between a read and the gather."""
 
     def __init__(self, rows: RowFacts, root: str) -> None:
-        self.editor, self._named, self._leads, self._root = rows.editor, rows.item.named, rows.leads, root
+        self.editor, self._named, self._leads, self._root = rows.editor, rows.step.named, rows.leads, root
 
     def move(self, gather: NodeDef, table: str, has_rows: bool) -> None:
         self._use_shapes_of_read(table, has_rows)

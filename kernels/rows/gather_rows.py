@@ -49,7 +49,7 @@ class GatherRows(RowRule):
                     _access_variable(editor, match)
                     done.append(match.name)
             if done:
-                returned = {*map(node_of, rows.item.outputs), *rows.item.targets}
+                returned = {*map(node_of, rows.step.outputs), *rows.step.targets}
                 _drop_unused_read(editor, node.name, done, returned)
                 editor.drop_lost_colocation()
 

@@ -37,11 +37,11 @@ class RowFacts:
     """Facts about a step that rules share; valid until the editor changes the step.
 
     Args:
-        item: the step, before any rewrite.
+        step: the step, before any rewrite.
         editor: the editor of the step.
     """
 
-    item: CapturedStep
+    step: CapturedStep
     editor: StepEditor[Step]
     leads: dict[tuple[str, bool], bool] = field(default_factory=dict)
     """Cached results of `gather-before-arithmetic`."""

@@ -54,7 +54,7 @@ class ScatterRows(RowRule):
 
         def rewrite() -> None:
             _scatter(rows.editor, node, table)
-            remove_unused(rows.editor, rows.item.named, [node_of(value)])
+            remove_unused(rows.editor, rows.step.named, [node_of(value)])
 
         return rewrite
 

@@ -43,7 +43,7 @@ class SumRows(RowRule):
         def rewrite() -> None:
             waits = filter(is_control, [*table.input, *node.input])
             editor.set_inputs(node.name, [table.input[0], node.input[1], *waits])
-            remove_unused(editor, rows.item.named, [table.name])
+            remove_unused(editor, rows.step.named, [table.name])
 
         return rewrite
 

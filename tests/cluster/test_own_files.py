@@ -97,7 +97,7 @@ def test_workers_train_on_files_of_their_own_as_one_device_on_their_parts_togeth
     ) as run:
         assert run.wait(200) == 0, run.stderr
         kept = [run.kept(worker) for worker in range(WORKERS)]
-        assert "2 teams" in run.stdout + run.stderr, "it has added up in teams"
+        assert "2 subgroups" in run.stdout + run.stderr, "it has added up in subgroups"
     for worker in kept:
         assert len(worker["refused"]) == 5
         assert all(re.match(r"ResourceSpecError: .*/cluster.yml:1: shard: ", text) for text in worker["refused"]), (

@@ -125,7 +125,7 @@ def _noting(name: str, positions: Sequence[int]) -> Iterator[dict[str, StoredSte
 
 def _drawn(**choices: Any) -> Step:
     step = make_step(Choices(**choices))
-    return in_one_process.capture(step, *make_batches(0, [4])[0]).item
+    return in_one_process.capture(step, *make_batches(0, [4])[0]).step
 
 
 def _momentum_and_counter() -> Step:
@@ -152,7 +152,7 @@ def _generator() -> Step:
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
         return loss
 
-    return in_one_process.capture(step, np.zeros((4, 3)), is_global=True).item
+    return in_one_process.capture(step, np.zeros((4, 3)), is_global=True).step
 
 
 def _evaluation() -> Step:
@@ -174,7 +174,7 @@ def _evaluation() -> Step:
         results = [metric.result() for metric in metrics]
         return made, loss, chosen, tf.strings.as_string(chosen), tf.reduce_max(made, 0), results
 
-    return in_one_process.capture(step, np.zeros((4, 4)), is_global=True, is_whole=True).item
+    return in_one_process.capture(step, np.zeros((4, 4)), is_global=True, is_whole=True).step
 
 
 def _joined_rows() -> Step:
@@ -195,12 +195,12 @@ def _joined_rows() -> Step:
         optimizer.apply_gradients(zip(gradients, tables, strict=True))
         return loss
 
-    return in_one_process.capture(step, np.zeros((4, 2), np.int32)).item
+    return in_one_process.capture(step, np.zeros((4, 2), np.int32)).step
 
 
 def _clipped_rows() -> Step:
     """A step with a table whose rows are clipped with all others by their norm."""
-    return table_step(keras.optimizers.SGD(0.1, global_clipnorm=0.01))[0].item
+    return table_step(keras.optimizers.SGD(0.1, global_clipnorm=0.01))[0].step
 
 
 def _descending(variables: Sequence[tf.Variable], loss_of: Callable[..., Any], *examples: Any) -> Step:
@@ -213,7 +213,7 @@ def _descending(variables: Sequence[tf.Variable], loss_of: Callable[..., Any], *
             variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
         return loss, *more
 
-    return in_one_process.capture(step, *examples).item
+    return in_one_process.capture(step, *examples).step
 
 
 def _of_layers(inputs: Sequence[int], *made: keras.layers.Layer) -> Step:
@@ -317,11 +317,11 @@ def _update_by_loss() -> Step:
         weight.assign_sub(0.1 * loss * tape.gradient(loss, weight))
         return loss
 
-    return in_one_process.capture(step, np.zeros((4, 3))).item
+    return in_one_process.capture(step, np.zeros((4, 3))).step
 
 
 def _whole_sums(make: Callable[[], Callable[..., object]]) -> Step:
-    return in_one_process.capture(make(), np.zeros((4, 3)), is_global=True).item
+    return in_one_process.capture(make(), np.zeros((4, 3)), is_global=True).step
 
 
 def _sampled_classes() -> StoredStep:

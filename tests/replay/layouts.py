@@ -37,7 +37,7 @@ def layouts_of(step: str) -> str:
     Args:
         step: name of the stored step.
     """
-    item = StoredStep.load(step).item
+    item = StoredStep.load(step).step
     flows = flows_of(item)
     lines = []
     for node in item.graph_def.node:

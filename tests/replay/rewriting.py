@@ -70,11 +70,11 @@ def replay(case: Case) -> Replayed:
 def _planned(case: Case) -> tuple[StoredStep, Step, strategy_pb2.Strategy]:
     """Returns a case's step, its part to rewrite, and the strategy."""
     step, spec = load(case.step), machines(case.cluster)
-    planned = load(step.planned_by).item if step.planned_by else step.item
+    planned = load(step.planned_by).step if step.planned_by else step.step
     strategy = build(planned, case.strategy, spec)
     if step.planned_by and len(spec.workers) > 1:
-        return step, _placed_as(planned, step.item, strategy), strategy
-    return step, step.item, strategy
+        return step, _placed_as(planned, step.step, strategy), strategy
+    return step, step.step, strategy
 
 
 @cache

@@ -35,21 +35,21 @@ class StoredStep:
     """A captured step, and the options of its run.
 
     Attributes:
-        item: the step; its variables are not placed yet.
+        step: the step; its variables are not placed yet.
         planned_by: name of the stored step that the strategy is built for and that places the variables, if that is
             another one: a session runs a part of its whole graph.
         pipeline: a key of PIPELINES.
         joins_outputs: True if it was rewritten with `Fetching.BY_ALL`, else `BY_EACH`.
     """
 
-    item: CapturedStep
+    step: CapturedStep
     planned_by: str | None = None
     pipeline: str = "all"
     joins_outputs: bool = True
 
     def save(self, name: str) -> None:
         """Writes the file of that name; equal steps give equal bytes."""
-        step = self.item
+        step = self.step
         rest = {
             "planned_by": self.planned_by,
             "pipeline": self.pipeline,

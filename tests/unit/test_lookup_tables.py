@@ -95,7 +95,7 @@ def test_how_a_loss_depends_on_the_batch_is_known_behind_layers_that_look_up(enc
         return loss
 
     spec = tf.TensorSpec([None, *x.shape[1:]], tf.string if x.dtype.kind == "U" else x.dtype)
-    item = capture_function(step, (spec,), [0]).item
+    item = capture_function(step, (spec,), [0]).step
     assert flows_of(item).kind(item.outputs[0]) == Mean(Examples())
 
 
@@ -242,7 +242,7 @@ def test_workers_whose_tables_differ_capture_steps_that_differ():
     def captured(**content):
         table = tf.lookup.StaticHashTable(static(**content), 9)
         texts, demands = tf.TensorSpec([None], tf.string), TrainingRequirements(needs_gradients=False)
-        return Fingerprint.of(capture_function(table.lookup, (texts,), [0], demands).item)
+        return Fingerprint.of(capture_function(table.lookup, (texts,), [0], demands).step)
 
     assert captured(a=1, b=2) == captured(b=2, a=1)
     assert captured(a=1, b=2) != captured(a=1, b=3)

@@ -72,7 +72,7 @@ class PartitionVariables(Kernel[PlacedStep, PlacedStep]):
         _require_synchronous(partitioned.written_whole, context.plan)
         for line in partitioned.told if context.worker == 0 else ():
             log.info("%s", line)
-        return partitioned.item
+        return partitioned.step
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class Partitioned:
     """A step with partitioned variables.
 
     Attributes:
-        item: the step.
+        step: the step.
         told: log lines about ops that do not run on pieces.
         written_whole: the partitioned variables that an op writes as a whole, with the op.
     """
 
-    item: PlacedStep
+    step: PlacedStep
     told: tuple[str, ...]
     written_whole: Mapping[str, str]
 
@@ -161,7 +161,7 @@ def _make_handles(work: Work) -> None:
 def _variables(work: Work) -> tuple[Variable, ...]:
     """Returns the step's variables, with shards in place of partitioned variables."""
     found: list[Variable] = []
-    for variable in work.item.variables:
+    for variable in work.step.variables:
         cut = work.variables.get(variable.handle)
         found += [variable] if cut is None else cut.shards
     return (*found, *work.copies)
@@ -177,7 +177,7 @@ def cut_gradients(
     """
     gradients_in_pieces: list[VariableGradient] = []
     for gradient in gradients:
-        cut = work.variables.get(work.item.by_name[gradient.variable].handle)
+        cut = work.variables.get(work.step.by_name[gradient.variable].handle)
         if cut is None:
             gradients_in_pieces.append(gradient)
             continue

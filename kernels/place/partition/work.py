@@ -84,7 +84,7 @@ class Work:
     nodes are pruned after all rules have been applied.
 
     Attributes:
-        item: the original step.
+        step: the original step.
         editor: the editor of its graph.
         effects: the reads and writes of each of its nodes.
         variables: the partitioned variables, by handle.
@@ -93,7 +93,7 @@ class Work:
     """
 
     def __init__(self, step: PlacedStep, editor: StepEditor[PlacedStep], effects: Mapping[str, Effect]) -> None:
-        self.item, self.editor, self.effects = step, editor, effects
+        self.step, self.editor, self.effects = step, editor, effects
         self.variables = {
             step.by_name[name].handle: PartitionedVariable.of(step.by_name[name], cut)
             for name, cut in step.partitionings.items()

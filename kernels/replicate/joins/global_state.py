@@ -68,7 +68,7 @@ class GlobalState:
         Such moments are averaged over the replicas, as in tf.distribute, although the mean of variances is not the
         variance of the batch. Normalisation per replica is logged separately.
         """
-        nodes, found = self._joiner.item.graph_index.nodes, False
+        nodes, found = self._joiner.step.graph_index.nodes, False
         front = self.unknown_parts(change)
         if any(map(self.is_of_written, front)):
             return False
@@ -135,7 +135,7 @@ class GlobalState:
 
     def _find_dependents(self) -> set[str]:
         """Returns the nodes that depend on such reads: they differ between replicas, even if propagation disagrees."""
-        graph_index, found = self._joiner.item.graph_index, set(self._late)
+        graph_index, found = self._joiner.step.graph_index, set(self._late)
         for name in graph_index.order if found else ():
             if not found.isdisjoint(graph_index.data[name]):
                 found.add(name)
@@ -175,7 +175,7 @@ class GlobalState:
         if isinstance(kind, Replicated | Sum | Reduced):
             return None
         if isinstance(kind, Mean):
-            known = self._joiner.item.spec_of(name).dtype.is_floating
+            known = self._joiner.step.spec_of(name).dtype.is_floating
             return None if known else f"{name} is a mean of whole numbers"
         if isinstance(kind, Unknown):
             return kind.reason if self._behind(name) is None and self._statistic(name) is None else None
@@ -183,7 +183,7 @@ class GlobalState:
 
     def _behind(self, name: str) -> RecomputedValue | None:
         """Returns the computation of `name` from other tensors, if the value for the whole batch is known for all."""
-        return find_recomputed(self._joiner.item, name, self._kind_here, self._is_whole)
+        return find_recomputed(self._joiner.step, name, self._kind_here, self._is_whole)
 
     def _kind_here(self, name: str) -> Kind:
         """Returns the kind of a tensor; Replicated if it is not computed per replica."""

@@ -39,9 +39,9 @@ class GradientJoins:
         than variables are not summed, but have such seeds, too.
         """
         joined = {g.call for g in self._joiner.stages.gradients}
-        added_up = joined | calls_through_all_reduce(self._joiner.item, joined)
-        for k in live_calls(self._joiner.item):
-            if self._joiner.item.gradient_calls[k].terms:
+        added_up = joined | calls_through_all_reduce(self._joiner.step, joined)
+        for k in live_calls(self._joiner.step):
+            if self._joiner.step.gradient_calls[k].terms:
                 TermSeeds(self._joiner, k).seed()
                 self._seeds[k] = self._ones(k)
                 continue
@@ -52,7 +52,7 @@ class GradientJoins:
 
     def _log_mixing(self, calls: Sequence[int]) -> None:
         """Logs if examples only see those of their own replica: the loss is not that of the whole batch then."""
-        gradient_calls = [self._joiner.item.gradient_calls[k] for k in calls]
+        gradient_calls = [self._joiner.step.gradient_calls[k] for k in calls]
         made = [t for call in gradient_calls for t in (*call.targets, *(term.tensor for term in call.terms))]
         kinds = [self._joiner.flows.kind(t) for t in made]
         nodes = dict.fromkeys(k.mixed_at for k in kinds if isinstance(k, Sum | Mean | PerExample) and k.mixed_at)
@@ -67,8 +67,8 @@ class GradientJoins:
 
     def _loss_kind(self, call: int, is_joined: bool) -> Weight | None:
         """Returns the weight of a mean, or None for a sum."""
-        gradient_call, flows = self._joiner.item.gradient_calls[call], self._joiner.flows
-        weight = seed_weight(self._joiner.item, flows, gradient_call, is_joined)
+        gradient_call, flows = self._joiner.step.gradient_calls[call], self._joiner.flows
+        weight = seed_weight(self._joiner.step, flows, gradient_call, is_joined)
         if not isinstance(weight, Undecided):
             return weight
         if not is_joined:
@@ -79,7 +79,7 @@ class GradientJoins:
             )  # fmt: skip
             return None
         for target in gradient_call.targets:
-            kind = loss_kind(self._joiner.item, flows, target)
+            kind = loss_kind(self._joiner.step, flows, target)
             reason = kind.reason if isinstance(kind, Unknown) else weight.reason
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is treated as a mean over examples, "
@@ -92,7 +92,7 @@ class GradientJoins:
 
     def _weigh(self, call: int, weight: Weight | None) -> None:
         seeds = self._ones(call) if weight is None else self._scales.of(call, weight)
-        seed = self._joiner.item.gradient_calls[call].seed
+        seed = self._joiner.step.gradient_calls[call].seed
         readers = {k: self._readers(seed, k) for k in range(self._joiner.count)}
         for k, made in enumerate(seeds.by_replica):
             self._joiner.editor.rewire(self._joiner.parts.named(tensor(seed), k), made, readers[k])
@@ -100,7 +100,7 @@ class GradientJoins:
 
     def _ones(self, call: int) -> Seeds:
         """Returns the seeds of a sum: 1 for each replica that has examples."""
-        dtype = self._joiner.item.spec_of(tensor(self._joiner.item.gradient_calls[call].seed)).dtype
+        dtype = self._joiner.step.spec_of(tensor(self._joiner.step.gradient_calls[call].seed)).dtype
         with subgraph(self._joiner.editor, f"loss_weight/{call}") as f:
             ones = [tf.cast(self._joiner.parts.is_used(f, k), dtype) for k in range(self._joiner.count)]
             total = ordered_sum(ones)
@@ -120,7 +120,7 @@ class GradientJoins:
             self._joiner.note(join)
 
     def _join_gradient(self, position: int, gradient: VariableGradient) -> PendingReduction:
-        specs = [self._joiner.item.spec_of(t) for t in gradient.tensors]
+        specs = [self._joiner.step.spec_of(t) for t in gradient.tensors]
         named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
         seeds = self._seeds[gradient.call]
         scale = [] if seeds.scale is None else [seeds.scale]
@@ -128,7 +128,7 @@ class GradientJoins:
         made = self._sum_of(tuple(spec.dtype for spec in specs), gradient, seeds).splice(
             self._joiner.editor, f"gradient/{position}", [*scale, *seeds.counts, *sizes, *named]
         )
-        shape = tf.TensorShape(self._joiner.item.by_name[gradient.variable].shape)
+        shape = tf.TensorShape(self._joiner.step.by_name[gradient.variable].shape)
         divides = seeds.divides or (
             seeds.is_shared and self._scales.is_divided_by_own(gradient.call, gradient.variable)
         )
@@ -192,7 +192,7 @@ class GradientJoins:
                 dict.fromkeys(
                     tensor(i) for i in self._joiner.editor[name].input
                     if not is_control(i) and node_of(i) in self._joiner.varying and tensor(i) not in joined
-                    and self._joiner.item.spec_of(tensor(i)).dtype != tf.string
+                    and self._joiner.step.spec_of(tensor(i)).dtype != tf.string
                 )
             )  # fmt: skip
         for position, name in enumerate(needed):

@@ -27,7 +27,7 @@ class InStepAllReduces:
 
     def join(self) -> None:
         """Replaces the placeholder of each in-step all-reduce by the sum, or the rows, of all replicas."""
-        joiner, step = self._joiner, self._joiner.item
+        joiner, step = self._joiner, self._joiner.step
         depths = find_depths(step) if step.in_step_all_reduces else {}
         trains = (
             reach(joiner.stages.writes, step.graph_index.sources.__getitem__) if step.in_step_all_reduces else set()
@@ -60,13 +60,13 @@ class InStepAllReduces:
         return [self._rows[first].gathered(name, captured, depth)] * self._joiner.count
 
     def _operand(self, request: InStepAllReduce) -> str:
-        return tensor(self._joiner.item.graph_index.nodes[request.node].input[0])
+        return tensor(self._joiner.step.graph_index.nodes[request.node].input[0])
 
     def _if_used(self, name: str, captured: str, whole: str, k: int) -> str:
         """Returns the gradient of a replica's own part: zeros if the replica has no examples."""
         if self._joiner.parts.sizes is None:
             return whole
-        spec = self._joiner.item.spec_of(captured)
+        spec = self._joiner.step.spec_of(captured)
         with subgraph(self._joiner.editor, f"{name}/{k}") as f:
             value = f.input(whole, spec.dtype, spec.shape)
             made = tf.where(self._joiner.parts.is_used(f, k), value, tf.zeros_like(value))

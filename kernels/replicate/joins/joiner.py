@@ -98,7 +98,7 @@ class Joiner:
         parts: ReplicaWeights,
         varying: frozenset[str],
     ) -> None:
-        self.editor, self.item, self.context, self.group = editor, step, context, context.group
+        self.editor, self.step, self.context, self.group = editor, step, context, context.group
         self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
         self.count = len(context.copied_replicas)
         self.joins: list[PendingReduction] = []
@@ -121,7 +121,7 @@ class Joiner:
         Raises:
             RewriteError: it is not known, or examples only see those of their own replica.
         """
-        if not self.item.is_whole:
+        if not self.step.is_whole:
             return
         if isinstance(kind, Joined | PerExample):
             if kind.mixed_at is not None:
@@ -182,7 +182,7 @@ class Joiner:
         Raises:
             RewriteError: its shape is not known.
         """
-        shape = self.item.spec_of(name).shape
+        shape = self.step.spec_of(name).shape
         if self.group.spans_workers and not shape.is_fully_defined():
             raise RewriteError(
                 f"{name!r} has the shape {shape}, but the step uses its sum or mean over the batch, which is reduced "
@@ -202,7 +202,7 @@ class Joiner:
     def _locally(self, f: SubgraphBuilder, captured: str, kind: Joined, copies: Sequence[str] | None) -> _Local:
         if copies is None:
             self.require_known(captured, kind)
-        spec = self.item.spec_of(captured)
+        spec = self.step.spec_of(captured)
         names = copies or [self.parts.named(captured, k) for k in range(self.count)]
         values = [f.input(name, spec.dtype, spec.shape) for name in names]
         if not isinstance(kind, Reduced):
@@ -273,7 +273,7 @@ class Joiner:
 
         It shares the message of a sum or mean over examples that is reduced anyway; None if there is no such message.
         """
-        if self.parts.sizes is None or not self.joins or self.item.is_global:  # workers know the size of a global batch
+        if self.parts.sizes is None or not self.joins or self.step.is_global:  # workers know the size of a global batch
             return None
         by_examples = {self._weights[key][1] for key in self._weights if isinstance(key[0], Examples)}
         carrier = next((j for j in self.joins if _takes_along(j) and j.weight in {None, *by_examples}), None)
@@ -296,7 +296,7 @@ class Joiner:
         if self.even_parts is not None or self.parts.sizes is None:
             return
         self.even_parts = EvenSharesRequired(
-            target, reason, self.group.size, self.count, line=self.item.origin_of(node_of(target))
+            target, reason, self.group.size, self.count, line=self.step.origin_of(node_of(target))
         )
         with subgraph(self.editor, "even_parts") as f:
             rows = [[self.parts.size(f, k, tf.float64) for k in range(self.count)]]

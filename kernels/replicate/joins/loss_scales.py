@@ -74,7 +74,7 @@ class LossScales:
         return seeds if needs_no_counts else replace(seeds, counts=self._counts(call, weight))
 
     def _call(self, call: int) -> GradientCall:
-        return self._joiner.item.gradient_calls[call]
+        return self._joiner.step.gradient_calls[call]
 
     def _counts(self, call: int, weight: Weight) -> tuple[str, ...]:
         """Returns booleans per replica: the gradients of a masked mean over a part of weight 0 are 0 / 0."""
@@ -105,7 +105,7 @@ class LossScales:
         return self._divided(call, weight, self._all_reduced(weight))
 
     def _dtype(self, call: int) -> tf.DType:
-        return self._joiner.item.spec_of(tensor(self._joiner.item.gradient_calls[call].seed)).dtype
+        return self._joiner.step.spec_of(tensor(self._joiner.step.gradient_calls[call].seed)).dtype
 
     # -- total weights ---------------------------------------------------------------------------------------------
 
@@ -174,30 +174,30 @@ class LossScales:
         """Returns "everywhere" if anything but sums of gradients depends on the scale of a cotangent; "here" if only
         a fetch of this worker's session does; None if nothing does.
         """
-        seen = self._linearity(self._joiner.item.gradient_calls[call])
+        seen = self._linearity(self._joiner.step.gradient_calls[call])
         if self._dtype(call) not in (tf.float32, tf.float64):
             return "everywhere"
         readers = {*seen.nonlinear, *seen.float16_nodes, *self._other_readers(call, seen)}
         joins_outputs = self._joiner.context.joins_outputs
         if readers & (self._needed if joins_outputs else self._trains):
             return "everywhere"
-        is_returned = any(seen.depends(name) for name in self._joiner.item.outputs)
+        is_returned = any(seen.depends(name) for name in self._joiner.step.outputs)
         if is_returned or readers & self._needed:
             return "everywhere" if joins_outputs or self._is_all_reduced(seen) else "here"
         return None
 
     def _is_all_reduced(self, seen: Linearity) -> bool:
         """Returns True if workers all-reduce cotangents within the step, which then need the same scale."""
-        return any(seen.depends(tensor(s.node)) for s in self._joiner.item.in_step_all_reduces)
+        return any(seen.depends(tensor(s.node)) for s in self._joiner.step.in_step_all_reduces)
 
     def _linearity(self, call: GradientCall) -> Linearity:
         """Returns the tensors that are proportional to the seed of a call, up to run-once nodes."""
-        return find_linearity(self._joiner.item.graph_index, [call.seed], without=self._joiner.stages.once)
+        return find_linearity(self._joiner.step.graph_index, [call.seed], without=self._joiner.stages.once)
 
     def _other_readers(self, call: int, seen: Linearity) -> set[str]:
         """Returns run-once nodes that read a tensor proportional to the seed, other than the summed gradients."""
         joined = {t for g in self._joiner.stages.gradients if g.call == call for t in g.tensors}
-        graph_index, once = self._joiner.item.graph_index, self._joiner.stages.once
+        graph_index, once = self._joiner.step.graph_index, self._joiner.stages.once
         found = set()
         for name in seen.grades:
             if name not in joined and seen.depends(name):
@@ -208,7 +208,7 @@ class LossScales:
     @cached_property
     def _needed(self) -> set[str]:
         """All nodes that run."""
-        return self._leading_to([*map(node_of, self._joiner.item.outputs), *self._joiner.item.targets])
+        return self._leading_to([*map(node_of, self._joiner.step.outputs), *self._joiner.step.targets])
 
     @cached_property
     def _trains(self) -> set[str]:
@@ -216,4 +216,4 @@ class LossScales:
         return self._leading_to(self._joiner.stages.writes)
 
     def _leading_to(self, roots: Sequence[str]) -> set[str]:
-        return reach(roots, self._joiner.item.graph_index.sources.__getitem__)
+        return reach(roots, self._joiner.step.graph_index.sources.__getitem__)

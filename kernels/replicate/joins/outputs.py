@@ -43,22 +43,22 @@ class OutputJoins:
 
     def join_outputs(self) -> list[str]:
         """Reduces the outputs: rows over the local replicas, values of the whole batch over all workers."""
-        if not self._joiner.item.is_whole:
+        if not self._joiner.step.is_whole:
             self._log_mixing()
         return [
             self._join_output(position, name) if node_of(name) in self._joiner.varying else name
-            for position, name in enumerate(self._joiner.item.outputs)
+            for position, name in enumerate(self._joiner.step.outputs)
         ]
 
     def join_texts(self) -> None:
         """Reduces values in text of the compute part that run-once nodes read, such as a loss shown with gradients."""
-        graph_index, stages, editor = self._joiner.item.graph_index, self._joiner.stages, self._joiner.editor
+        graph_index, stages, editor = self._joiner.step.graph_index, self._joiner.stages, self._joiner.editor
         texts = [
             tensor(i)
             for name in sorted(stages.once, key=stages.order.__getitem__) if name in editor
             for i in graph_index.nodes[name].input
             if not is_control(i) and node_of(i) in self._joiner.varying
-            and self._joiner.item.spec_of(tensor(i)).dtype == tf.string
+            and self._joiner.step.spec_of(tensor(i)).dtype == tf.string
         ]  # fmt: skip
         for position, name in enumerate(dict.fromkeys(texts)):
             readers = self._joiner.late_readers(name)
@@ -67,10 +67,10 @@ class OutputJoins:
     def _log_mixing(self) -> None:
         """Logs scalars in which examples only see those of their own replica, unless the loss has the same issue."""
         flows = self._joiner.flows
-        losses = [flows.kind(t) for call in self._joiner.item.gradient_calls for t in call.targets]
+        losses = [flows.kind(t) for call in self._joiner.step.gradient_calls for t in call.targets]
         if any(isinstance(kind, Mean | Sum | PerExample) and kind.mixed_at for kind in losses):
             return
-        for name in self._joiner.item.outputs:
+        for name in self._joiner.step.outputs:
             if node_of(name) not in self._joiner.varying:
                 continue
             made_of = [t for t in (self._whole.made_of(name) or [name]) if self._statistics.find(t) is None]
@@ -85,7 +85,7 @@ class OutputJoins:
 
     def _join_output(self, position: int, name: str) -> str:
         kind, label = self._kind(name), f"output/{position}"
-        if self._joiner.item.spec_of(name).dtype == tf.string and not isinstance(kind, Joined | PerExample):
+        if self._joiner.step.spec_of(name).dtype == tf.string and not isinstance(kind, Joined | PerExample):
             return self._join_text(label, name)
         if isinstance(kind, Unknown) and self._is_gradient(name):
             kind = Sum()
@@ -100,19 +100,19 @@ class OutputJoins:
         """Returns an output's kind; Unknown for a sum that a constant may divide by the batch's length, as a loss."""
         flows = self._joiner.flows
         kind = flows.kind(name)
-        return loss_kind(self._joiner.item, flows, name) if isinstance(kind, Sum) else kind
+        return loss_kind(self._joiner.step, flows, name) if isinstance(kind, Sum) else kind
 
     def _is_sum(self, name: str) -> bool:
         return isinstance(self._joiner.flows.kind(name), Sum)
 
     def _is_gradient(self, name: str) -> bool:
         """Returns True if a tensor is a variable's gradient, even if its computation is unknown, as in a loop."""
-        gradients = self._joiner.item.gradients
+        gradients = self._joiner.step.gradients
         return self._origin(name) in {self._origin(g.tensors[0]) for g in gradients if not g.is_sparse}
 
     def _origin(self, name: str) -> str:
         """Returns the tensor that `name` forwards through identity-like nodes."""
-        nodes = self._joiner.item.graph_index.nodes
+        nodes = self._joiner.step.graph_index.nodes
         while (node := nodes[node_of(name)]).op in having(Trait.IDENTITY):
             name = tensor(node.input[0])
         return name
@@ -121,7 +121,7 @@ class OutputJoins:
         """Reduces the values shown in a text (a summary); in a merged summary, each part separately."""
         if node_of(name) not in self._joiner.varying:
             return name
-        step = self._joiner.item
+        step = self._joiner.step
         node = step.graph_index.nodes[node_of(name)]
         if node.op == "MergeSummary":
             merged = [tensor(i) for i in node.input if not is_control(i)]
@@ -146,7 +146,7 @@ class OutputJoins:
 
     def _made_of_joined(self, label: str, name: str) -> str | None:
         """Computes an output of unknown kind from reduced values; returns None if that is not known to be possible."""
-        if self._joiner.item.rows is not None and any(map(self._is_sum, self._whole.made_of(name) or [name])):
+        if self._joiner.step.rows is not None and any(map(self._is_sum, self._whole.made_of(name) or [name])):
             return None
         if self._is_of_all(name) or not self._joiner.group.spans_workers:
             return self._whole.of(label, name) if self._whole.has(name) else None  # for example the root of a mean
@@ -156,7 +156,7 @@ class OutputJoins:
         """Computes such an output from values reduced over this worker's replicas only."""
         if not self._joiner.context.computes or self._whole.is_of_written(name):
             return None
-        made_of = find_recomputed(self._joiner.item, name, self._joiner.flows.kind, self._is_known)
+        made_of = find_recomputed(self._joiner.step, name, self._joiner.flows.kind, self._is_known)
         statistic = self._statistics.find(name) if made_of is None else None
         if self._joiner.count == 1:
             return name if made_of or statistic else None
@@ -167,12 +167,12 @@ class OutputJoins:
     def _is_known(self, name: str, kind: Kind) -> bool | None:
         if not isinstance(kind, Joined):
             return None
-        return not isinstance(kind, Mean) or self._joiner.item.spec_of(name).dtype.is_floating
+        return not isinstance(kind, Mean) or self._joiner.step.spec_of(name).dtype.is_floating
 
     def _joined_as(self, label: str, name: str, kind: Kind) -> str:
         joiner = self._joiner
         if (
-            joiner.item.in_step_all_reduces
+            joiner.step.in_step_all_reduces
             and joiner.group.receivers
             and self._is_of_all(name)
             and kind == Replicated()
@@ -180,11 +180,11 @@ class OutputJoins:
             kind = Reduced("it is alike on all that compute", ReducedBy.MAX)  # sends it to workers without replicas
         if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
             return self._joined(label, name, kind, self._is_of_all(name))
-        if isinstance(kind, PerExample) and self._joiner.item.is_whole:
+        if isinstance(kind, PerExample) and self._joiner.step.is_whole:
             self._joiner.require_known(name, kind)
             return self._rows_of_all(label, name, kind.axis)
         if not self._joiner.context.computes:
-            return self._placeholder(label, self._joiner.item.spec_of(name))
+            return self._placeholder(label, self._joiner.step.spec_of(name))
         return concatenated(self._joiner, label, name, kind.axis) if isinstance(kind, PerExample) else name
 
     def _recomputed(self, label: str, name: str, made_of: RecomputedValue, is_of_all: bool | None) -> str:
@@ -208,13 +208,13 @@ class OutputJoins:
 
     def _in_first_replica(self, made_of: RecomputedValue, joined: Mapping[str, str]) -> dict[str, str]:
         """Maps the inputs of the first replica, whose nodes are copied, to their reduced values."""
-        nodes, editor = self._joiner.item.graph_index.nodes, self._joiner.editor
+        nodes, editor = self._joiner.step.graph_index.nodes, self._joiner.editor
         read = [pair for name in made_of.between for pair in zip(nodes[name].input, editor[name].input, strict=False)]
         return {tensor(now): joined[tensor(was)] for was, now in read if tensor(was) in joined}
 
     def _is_of_all(self, name: str) -> bool:
         """Returns True if a mean, sum or similar is reduced over all workers; its size must be known for that."""
-        is_sized = self._joiner.item.is_whole or self._joiner.item.spec_of(name).shape.is_fully_defined()
+        is_sized = self._joiner.step.is_whole or self._joiner.step.spec_of(name).shape.is_fully_defined()
         return self._joiner.context.joins_outputs and is_sized
 
     def _joined(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
@@ -243,7 +243,7 @@ class OutputJoins:
     def _guess(self, name: str, kind: Unknown) -> Kind:
         """Chooses a kind for an output of unknown kind: float scalars are averaged; of others, the first is taken."""
         self._joiner.require_known(name, kind)
-        spec = self._joiner.item.spec_of(name)
+        spec = self._joiner.step.spec_of(name)
         averaged = spec.dtype.is_floating and spec.shape.rank == 0
         over_all = self._joiner.context.joins_outputs
         if self._joiner.count > 1 or (over_all and self._joiner.group.size > 1):
@@ -254,7 +254,7 @@ class OutputJoins:
 
     def _rows_of_all(self, label: str, name: str, axis: int) -> str:
         """Concatenates the rows of all workers, in order."""
-        spec = self._joiner.item.spec_of(name)
+        spec = self._joiner.step.spec_of(name)
         if spec.shape.rank is None:
             raise RewriteError(f"it is not known how many axes {name} has")
         local = concatenated(self._joiner, label, name, axis)

@@ -14,7 +14,7 @@ from autodist.kernels.sums import ordered_sum
 def concatenated(joiner: Joiner, label: str, name: str, axis: int) -> str:
     """Concatenates the rows of the local replicas."""
     with subgraph(joiner.editor, label) as f:
-        count = 1 if name in joiner.item.inputs else joiner.count  # fed inputs hold the rows of all replicas
+        count = 1 if name in joiner.step.inputs else joiner.count  # fed inputs hold the rows of all replicas
         values = [joiner.parts.tensor(f, name, k) for k in range(count)]
         if joiner.parts.sizes is not None:
             values = [_true_rows(f, joiner.parts, v, axis, k) for k, v in enumerate(values)]
@@ -66,14 +66,14 @@ class GatheredRows:
 
     def gathered(self, name: str, captured: str, depth: int) -> str:
         """Returns the rows of all replicas."""
-        spec = self._joiner.item.spec_of(captured)
+        spec = self._joiner.step.spec_of(captured)
         shape = [None if a == self._axis else length for a, length in enumerate(spec.shape)]
         local = concatenated(self._joiner, f"{name}/local", captured, self._axis)
         return self._of_workers(name, local, spec.dtype, shape, self._axis, depth, self._joiner.level(captured))
 
     def own(self, name: str, captured: str, depth: int) -> list[str]:
         """Returns, for each local replica, its rows of the sum of all replicas' values for all rows."""
-        joiner, spec = self._joiner, self._joiner.item.spec_of(captured)
+        joiner, spec = self._joiner, self._joiner.step.spec_of(captured)
         with subgraph(joiner.editor, f"{name}/local") as f:
             values = [joiner.kept(f, joiner.parts.tensor(f, captured, k), k) for k in range(joiner.count)]
             added = ordered_sum(values)[tf.newaxis]

@@ -37,7 +37,7 @@ class StateJoins:
 
     def __init__(self, joiner: Joiner, whole: GlobalState) -> None:
         self._joiner, self._whole = joiner, whole
-        self._degree = BatchDegree(joiner.item, joiner.flows)
+        self._degree = BatchDegree(joiner.step, joiner.flows)
         self._averaged: dict[str, list[str]] = {}
         self._summed: dict[str, list[str]] = {}
 
@@ -83,12 +83,12 @@ class StateJoins:
 
     def _adds_sums(self, change: StateChange) -> bool:
         kinds = [self._joiner.flows.kind(t) for t in change.in_all.changes]
-        is_guessed = self._joiner.item.is_whole and any(isinstance(kind, Sum) and kind.mixed_at for kind in kinds)
+        is_guessed = self._joiner.step.is_whole and any(isinstance(kind, Sum) and kind.mixed_at for kind in kinds)
         return not is_guessed and all(isinstance(kind, Sum) for kind in kinds)
 
     def _find_scaled_gradient(self, change: StateChange) -> GradientCall | None:
         """Returns a call with per-replica gradients whose scale affects the written value, or None."""
-        step, flows = self._joiner.item, self._joiner.flows
+        step, flows = self._joiner.step, self._joiner.flows
         made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in step.graph_index.nodes]
         needed = reach(map(node_of, made), lambda name: step.graph_index.data[name])
         for call in step.gradient_calls:
@@ -122,12 +122,12 @@ class StateJoins:
         if any(self._degree.of(t) is None for t in unknown):
             return False
         losses = {node_of(t) for t in self._losses_taken_for_means if self._degree.of(t) != 0}
-        made_of = reach(map(node_of, unknown), self._joiner.item.graph_index.data.__getitem__)
+        made_of = reach(map(node_of, unknown), self._joiner.step.graph_index.data.__getitem__)
         return losses.isdisjoint(made_of)
 
     @functools.cached_property
     def _losses_taken_for_means(self) -> list[str]:
-        step, flows = self._joiner.item, self._joiner.flows
+        step, flows = self._joiner.step, self._joiner.flows
         calls = [step.gradient_calls[k] for k in joined_calls(step) if not step.gradient_calls[k].terms]
         undecided = [c for c in calls if isinstance(seed_weight(step, flows, c, True), Undecided)]
         return [target for call in undecided for target in call.targets]
@@ -148,7 +148,7 @@ class StateJoins:
 
     def _warn_of_local_values(self) -> None:
         """Warns of variables that replicas write, and read again before the reduction, to compute the loss."""
-        step = self._joiner.item
+        step = self._joiner.step
         for write in writes_read_again(step, self._joiner.flows):
             for handle in sorted(step.graph_index.effects[write].writes):
                 log.warning(

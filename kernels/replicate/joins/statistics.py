@@ -84,7 +84,7 @@ class Statistics:
     @functools.cached_property
     def _trained(self) -> set[str]:
         """The nodes that the losses are computed from."""
-        step = self._joiner.item
+        step = self._joiner.step
         targets = [node_of(t) for call in step.gradient_calls for t in call.targets]
         return reach(targets, step.graph_index.data.__getitem__)
 
@@ -94,7 +94,7 @@ class Statistics:
         return at is None or at in self._trained
 
     def _find(self, name: str) -> GlobalStatistic | None:
-        step, flows = self._joiner.item, self._joiner.flows
+        step, flows = self._joiner.step, self._joiner.flows
         if self._is_leaf(flows.kind(name)):
             return None
         region = self._region(name)
@@ -123,7 +123,7 @@ class Statistics:
         """Returns the ancestors of a tensor, up to rows, sums and the like in which no example sees another."""
         region, front = {node_of(name)}, [node_of(name)]
         while front:
-            node = self._joiner.item.graph_index.nodes[front.pop()]
+            node = self._joiner.step.graph_index.nodes[front.pop()]
             if node.name in self._trained or not _is_function_of_inputs(node.op) or len(region) > MOST_NODES:
                 return None
             more = {node_of(i) for i in node.input if not is_control(i) and not self._is_leaf(self._kind_of_input(i))}
@@ -141,9 +141,9 @@ class Statistics:
             return self._is_exact(kind)
         if not isinstance(kind, Unknown) or node_of(name) not in region:
             return False
-        if not self._joiner.item.spec_of(name).shape.is_fully_defined():
+        if not self._joiner.step.spec_of(name).shape.is_fully_defined():
             return False
-        inputs = [i for i in self._joiner.item.graph_index.nodes[node_of(name)].input if not is_control(i)]
+        inputs = [i for i in self._joiner.step.graph_index.nodes[node_of(name)].input if not is_control(i)]
         return all(self._is_known(tensor(i), flows, region) for i in inputs)
 
 
@@ -220,7 +220,7 @@ class _Making:
         """
         node = node_of(name)
         if prefix + node not in self._joiner.editor:
-            captured = self._joiner.item.graph_index.nodes[node].input
+            captured = self._joiner.step.graph_index.nodes[node].input
             source = self._joiner.editor[node_of(self._joiner.parts.named(tensor(node), k or 0))]
             inputs = [
                 as_input(self._replacement(tensor(captured_input), k) or present)
@@ -247,6 +247,6 @@ class _Making:
         if node not in self._statistic.region:
             return False
         if node not in self._affected:
-            inputs = [i for i in self._joiner.item.graph_index.nodes[node].input if not is_control(i)]
+            inputs = [i for i in self._joiner.step.graph_index.nodes[node].input if not is_control(i)]
             self._affected[node] = any(self._is_affected(tensor(i)) for i in inputs)
         return self._affected[node]

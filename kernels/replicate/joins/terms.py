@@ -40,7 +40,7 @@ class TermSeeds:
 
     def __init__(self, joiner: Joiner, call: int) -> None:
         self._joiner, self._call = joiner, call
-        self._terms = joiner.item.gradient_calls[call].terms
+        self._terms = joiner.step.gradient_calls[call].terms
         self._replicas = self._find_replicas()
         self._kinds = {term: self._kind(term) for term in self._terms}
         self._read = [t for t in self._terms if self._is_read(t) and not isinstance(self._kinds[t], Replicated)]
@@ -81,10 +81,10 @@ class TermSeeds:
         return self._joiner.count if alone else self._joiner.group.size
 
     def _kind(self, term: Term) -> Kind:
-        kind = loss_kind(self._joiner.item, self._joiner.flows, term.tensor)
+        kind = loss_kind(self._joiner.step, self._joiner.flows, term.tensor)
         if isinstance(kind, PerExample):
             return Sum(kind.mixed_at)
-        if isinstance(kind, Replicated) and self._joiner.item.in_step_all_reduces:
+        if isinstance(kind, Replicated) and self._joiner.step.in_step_all_reduces:
             return Mean(Examples())  # drops the gradient of the all-reduce on a replica without examples
         if not isinstance(kind, Unknown):
             return kind
@@ -152,7 +152,7 @@ class TermSeeds:
     # -- replacement -----------------------------------------------------------------------------------------------
 
     def _seed_term(self, term: Term, wholes: Sums) -> None:
-        dtype = self._joiner.item.spec_of(tensor(term.seed)).dtype
+        dtype = self._joiner.step.spec_of(tensor(term.seed)).dtype
         with subgraph(self._joiner.editor, f"loss_weight/{self._call}/{self._terms.index(term)}") as f:
             made = [self._share(f, self._kinds[term], k, wholes, dtype) for k in range(self._joiner.count)]
         for k, seed in enumerate(made):
@@ -180,7 +180,7 @@ class TermSeeds:
             for k in range(self._joiner.count):
                 self._replace(term.value, k, self._joiner.parts.named(term.tensor, k))
             return
-        spec = self._joiner.item.spec_of(term.tensor)
+        spec = self._joiner.step.spec_of(term.tensor)
         with subgraph(self._joiner.editor, f"loss_value/{self._call}/{self._terms.index(term)}") as f:
             whole = f.input(wholes[term][0], EXACT, spec.shape)
             if isinstance(kind, Mean):

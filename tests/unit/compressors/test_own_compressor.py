@@ -36,7 +36,7 @@ def captured():
 
 def trained(compressor, workers, **more):
     step = captured()
-    return train(step, plan(step.item, workers, compressor=compressor, **more), [(b,) for b in BATCHES]).variable("v")
+    return train(step, plan(step.step, workers, compressor=compressor, **more), [(b,) for b in BATCHES]).variable("v")
 
 
 @pytest.mark.parametrize("compressor", [FixedPoint(), Unregistered(), FixedPoint(8, error_feedback=True)])
@@ -107,7 +107,7 @@ def test_a_message_that_cannot_be_read_is_refused():
 
 
 def test_it_is_checked_counted_and_shown():
-    step, machines = captured().item, ResourceSpec.from_dict(MACHINES)
+    step, machines = captured().step, ResourceSpec.from_dict(MACHINES)
     strategy = AllReduce(compressor=FixedPoint(steps=32)).build(step, machines)
     check_strategy(strategy, step, machines)
     (node,), (variable,) = strategy.nodes, synced_variables(step)

@@ -20,7 +20,7 @@ def test_reads_come_after_the_write_before_them_and_before_the_one_after_and_in_
         kernel.assign_sub(tape.gradient(loss, kernel))
         return loss
 
-    item = capture(step, np.ones((3, 2), np.float32)).item
+    item = capture(step, np.ones((3, 2), np.float32)).step
     handles = {item.by_handle[handle].name: handle for handle in item.by_handle}
     before = find_shared_before(item, set(item.graph_index.order), [handles["kernel"]])
     (write,) = (name for name in before if item.graph_index.nodes[name].op == "AssignVariableOp")

@@ -31,14 +31,14 @@ class Found:
 
     def __init__(self, step, *specs):
         captured = capture_function(step, specs or (X,), [0] * len(specs or (X,)))
-        self.outputs = captured.item.outputs
-        self.item = SplitBundles().apply(captured.item, Context(plan(captured.item), 0))
-        self.stages = find_stages(self.item)
+        self.outputs = captured.step.outputs
+        self.step = SplitBundles().apply(captured.step, Context(plan(captured.step), 0))
+        self.stages = find_stages(self.step)
 
     def names(self, writes):
         found = set()
         for write in writes:
-            found |= {self.item.by_handle[h].name for h in self.stages.effects[write].writes}
+            found |= {self.step.by_handle[h].name for h in self.stages.effects[write].writes}
         return found
 
     @property
@@ -57,7 +57,7 @@ class Found:
 
     def is_once(self, position):
         """Returns True if an output is computed once."""
-        return node_of(self.item.outputs[position]) in self.stages.once
+        return node_of(self.step.outputs[position]) in self.stages.once
 
     def levels_of_writes(self):
         return {name: self.stages.level_of(w) for w in self.stages.writes for name in self.names([w])}
@@ -208,7 +208,7 @@ def test_keras_logs_run_once():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     model.compile("adam", "mse", metrics=["mae"])
     found = Found(lambda x, y: model.train_step((x, y)), X, tf.TensorSpec([None, 2], tf.float64))
-    assert len(found.item.outputs) == 2
+    assert len(found.step.outputs) == 2
     assert all(found.is_once(k) for k in range(2))
 
 
@@ -227,7 +227,7 @@ def test_a_gradient_that_reaches_no_write_of_its_variable_is_dropped():
 
     found = Found(step)
     assert found.synchronised == ["w"]
-    last = [n.name for n in found.item.graph_def.node if n.op == "AssignSubVariableOp"]
+    last = [n.name for n in found.step.graph_def.node if n.op == "AssignSubVariableOp"]
     assert found.stages.update.issuperset(last)
     assert found.updated == {"w"}
 
@@ -257,7 +257,7 @@ def test_batch_norm_used_twice_is_state_of_compute():
         return loss
 
     found = Found(step)
-    moving = [n for n in found.item.by_name if "moving" in n]
+    moving = [n for n in found.step.by_name if "moving" in n]
     assert len(moving) == 2 and found.state == set(moving)
     assert len(found.stages.state_writes) == 4
 
@@ -269,7 +269,7 @@ def test_nothing_of_a_step_without_gradients_runs_once():
         count.assign_add(1.0)
         return tf.reduce_mean(x)
 
-    item = capture_function(step, (X,), [0], TrainingRequirements(needs_gradients=False)).item
+    item = capture_function(step, (X,), [0], TrainingRequirements(needs_gradients=False)).step
     stages = find_stages(item)
     assert stages.once == frozenset() and stages.gradients == ()
     assert written_handles(item) == {item.by_name["count"].handle}
@@ -278,7 +278,7 @@ def test_nothing_of_a_step_without_gradients_runs_once():
 def test_writes_before_a_node_are_told_in_order():
     found = Found(gan())
     second = next(w for w in found.stages.writes if found.names([w]) == {"maker"})
-    critic = found.item.by_name["critic"].handle
+    critic = found.step.by_name["critic"].handle
     assert [found.names([w]) for w in found.stages.writes_before(second, critic)] in ([{"critic"}], [])
     reads = [n for n, e in found.stages.effects.items() if critic in e.reads and found.stages.level_of(n) == 2]
     assert all(len(found.stages.writes_before(r, critic)) == 1 for r in reads if not found.stages.effects[r].writes)

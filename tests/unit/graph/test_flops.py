@@ -74,9 +74,9 @@ def test_a_sum_of_which_a_part_is_not_known_is_told_as_the_least():
 
 def test_layers_count_forward_and_back_wherever_their_variables_are_used():
     captured = capture(made("tied"), *batches("tied", [3])[0])
-    names = list(dict.fromkeys(g.variable for g in captured.item.gradients))
+    names = list(dict.fromkeys(g.variable for g in captured.step.gradients))
     layers = [[name] for name in sorted(names)]
-    table, *kernels, last = layer_flops(captured.item, layers)
+    table, *kernels, last = layer_flops(captured.step, layers)
     assert table == 11 * 5  # a lookup computes nothing; its two gradients are added
     product = 2 * OPEN_LENGTH * 5 * 5
     for flops in kernels:  # forward, gradients of inputs and of weights, plus elementwise ops
@@ -94,7 +94,7 @@ def test_of_a_step_that_does_not_bear_such_lengths_nothing_is_counted():
         kernel.assign_sub(tape.gradient(loss, kernel))
         return loss
 
-    item = capture(step, np.zeros((14,))).item
+    item = capture(step, np.zeros((14,))).step
     assert OPEN_LENGTH % 7
     assert layer_flops(item, [["layer/kernel"]]) is None
 
@@ -117,7 +117,7 @@ def test_stages_by_number_share_the_work_and_not_the_bytes():
             kernel.assign_sub(gradient)
         return loss
 
-    item = capture(step, np.arange(6)).item
+    item = capture(step, np.arange(6)).step
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]})
     found = [Pipeline(micro_batches=2).build(item, spec) for _ in range(2)]
     assert found[0].SerializeToString(deterministic=True) == found[1].SerializeToString(deterministic=True)

@@ -25,7 +25,7 @@ def _rows(loss: Callable[..., tf.Tensor], *shapes: tuple[int, ...]) -> dict[str,
 
     specs = tuple(tf.TensorSpec([None, *shape[1:]], tf.int32) for shape in shapes)
     captured = capture_function(step, specs, [0] * len(specs))
-    return gradient_rows(captured.item, dict(zip(captured.inputs, shapes, strict=True)))
+    return gradient_rows(captured.step, dict(zip(captured.inputs, shapes, strict=True)))
 
 
 def test_a_lookup_touches_a_row_for_each_id() -> None:
@@ -59,4 +59,4 @@ def test_without_the_inputs_lengths_nothing_is_told(shapes: dict[str, tuple[int,
         table.scatter_sub(gradient)
 
     captured = capture_function(step, (tf.TensorSpec([None], tf.int32),), [0])
-    assert gradient_rows(captured.item, shapes) == {}
+    assert gradient_rows(captured.step, shapes) == {}

@@ -41,7 +41,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def captured(function) -> Step:
-    return capture_function(function, (tf.TensorSpec([None, 2], tf.float32),), [0]).item
+    return capture_function(function, (tf.TensorSpec([None, 2], tf.float32),), [0]).step
 
 
 def test_a_node_is_made_in_a_line_of_the_script():

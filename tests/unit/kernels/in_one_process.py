@@ -52,7 +52,7 @@ def capture(
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
     demands = TrainingRequirements(may_evaluate=is_whole)
     captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
-    return replace(captured, step=replace(captured.item, is_global=is_global, is_whole=is_whole))
+    return replace(captured, step=replace(captured.step, is_global=is_global, is_whole=is_whole))
 
 
 def capture_one_weight() -> CapturedFunction:
@@ -105,11 +105,11 @@ def rewritten(
     `tests/replay` show. The kernels before run once, which saves a third of the time, or two thirds.
     """
     first = Context(strategy, 0)
-    apart = PlaceStages if first.goes_through_stages(captured.item) else Replicate
+    apart = PlaceStages if first.goes_through_stages(captured.step) else Replicate
     alike = () if registered_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
     workers = range(first.workers)
     with without_stacks():
-        step = rewrite(captured.item, first, kernels=alike)
+        step = rewrite(captured.step, first, kernels=alike)
         return [rewrite(step, Context(strategy, worker), kernels=kernels[len(alike) :]) for worker in workers]
 
 
@@ -155,7 +155,7 @@ class Session:
     ) -> None:
         self.captured, self.strategy = captured, strategy
         self.items = rewritten(captured, strategy, kernels)
-        names = [v.name for v in captured.item.variables]
+        names = [v.name for v in captured.step.variables]
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
         initial = in_shards(whole, self.items[0].partitionings)
         self.graph = ImportedGraph()
@@ -236,7 +236,7 @@ class Session:
         return self.session.run([fetches, targets, list(names)], feeds, options=options, run_metadata=metadata)
 
     def _feeds(self, worker: int, step: Step, batch: Batch) -> dict[str, object]:
-        axes = self.captured.item.inputs
+        axes = self.captured.step.inputs
         count = next((len(value) for value, axis in zip(batch, axes.values(), strict=True) if axis is not None), 0)
         replicas = [r.worker for r in self.strategy.graph_config.replicas]
         share = share_of(count, replicas, worker)
@@ -312,7 +312,7 @@ def one_device(captured: CapturedFunction, step: Callable[..., object], batches:
     """Returns the results of the script itself with the same batches, run eagerly; then restores its variables."""
     before = [source.numpy() for source in captured.sources]
     outputs = [[[np.asarray(t) for t in tf.nest.flatten(step(*map(tf.constant, batch)))]] for batch in batches]
-    values = {v.name: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
+    values = {v.name: s.numpy() for v, s in zip(captured.step.variables, captured.sources, strict=True)}
     for source, value in zip(captured.sources, before, strict=True):
         source.assign(value)
     return Trained([values], outputs)

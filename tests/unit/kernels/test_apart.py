@@ -79,7 +79,7 @@ def batches(*sizes: tuple[int, int]) -> list[tuple[np.ndarray, ...]]:
 def captured(step: Step, is_global: bool = False) -> CapturedFunction:
     found = capture(step, *batches((6, 4))[0], is_global=is_global)
     _, z, labels = found.inputs
-    return dataclasses.replace(found, step=dataclasses.replace(found.item, apart={z: z, labels: z}))
+    return dataclasses.replace(found, step=dataclasses.replace(found.step, apart={z: z, labels: z}))
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def captured(step: Step, is_global: bool = False) -> CapturedFunction:
 def test_training_is_that_of_one_device(make: Callable[[], Step], shape: tuple[int, int], is_global: bool) -> None:
     step, data = make(), batches((24, 8), (9, 5), (4, 7), (6, 6))
     found = captured(step, is_global)
-    assert_same(train(found, plan(found.item, *shape), data), one_device(found, step, data))
+    assert_same(train(found, plan(found.step, *shape), data), one_device(found, step, data))
 
 
 def test_owners_get_them_too() -> None:
     step, data = two_calls(), batches((24, 8), (9, 5))
     found = captured(step)
-    assert_same(train(found, plan(found.item, 2, owners={"w": 0, "v": 1}), data), one_device(found, step, data))
+    assert_same(train(found, plan(found.step, 2, owners={"w": 0, "v": 1}), data), one_device(found, step, data))
 
 
 def test_both_inputs_have_to_be_even_if_the_dependence_of_a_loss_on_them_is_unknown() -> None:
@@ -116,7 +116,7 @@ def test_both_inputs_have_to_be_even_if_the_dependence_of_a_loss_on_them_is_unkn
         return loss
 
     found = captured(step)
-    train(found, plan(found.item, 2), batches((6, 4)))
+    train(found, plan(found.step, 2), batches((6, 4)))
     for sizes in ((6, 5), (7, 4)):
         with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of examples"):
-            train(found, plan(found.item, 2), batches(sizes))
+            train(found, plan(found.step, 2), batches(sizes))

@@ -32,11 +32,11 @@ def test_a_table_that_a_called_function_looks_up_may_be_trained_as_a_whole(shape
         return loss
 
     captured = capture(step, *batches(6)[0])
-    assert captured.item.graph_index.of_op("PartitionedCall") or captured.item.graph_index.of_op(
+    assert captured.step.graph_index.of_op("PartitionedCall") or captured.step.graph_index.of_op(
         "StatefulPartitionedCall"
     )
     fed = batches(6, 5, 1)
-    assert_same(train(captured, plan(captured.item, *shape), fed), one_device(captured, step, fed))
+    assert_same(train(captured, plan(captured.step, *shape), fed), one_device(captured, step, fed))
 
 
 @SHAPES
@@ -52,7 +52,7 @@ def test_a_loss_may_have_derivatives_that_were_taken_forwards(shape):
         return loss
 
     captured, fed = capture(step, *batches(6)[0]), batches(6, 5, 1)
-    assert_same(train(captured, plan(captured.item, *shape), fed), one_device(captured, step, fed))
+    assert_same(train(captured, plan(captured.step, *shape), fed), one_device(captured, step, fed))
 
 
 @SHAPES
@@ -70,4 +70,4 @@ def test_a_loss_may_have_derivatives_of_derivatives_that_were_taken_forwards(sha
         return loss
 
     captured, fed = capture(step, *batches(6)[0]), batches(6, 5, 1)
-    assert_same(train(captured, plan(captured.item, *shape), fed), one_device(captured, tf.function(step), fed))
+    assert_same(train(captured, plan(captured.step, *shape), fed), one_device(captured, tf.function(step), fed))

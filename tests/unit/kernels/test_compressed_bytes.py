@@ -25,7 +25,7 @@ def bytes_with(compressor, workers, dtype="float32"):
     """Returns the bytes that each worker sends for an N × M gradient in a step, besides weights."""
     variable = tf.Variable(np.zeros((N, M), dtype), name="v")
     captured = capture(given_gradient(variable), np.zeros((3, N, M), dtype))
-    items = rewritten(captured, plan(captured.item, workers, compressor=compressor))
+    items = rewritten(captured, plan(captured.step, workers, compressor=compressor))
     return [{what: n for what, n in sent_bytes(item).items() if what != "weight"} for item in items]
 
 

@@ -72,7 +72,7 @@ def classifier():
 
 def final_loss(compressor):
     captured, loss_of = classifier()
-    trained = train(captured, plan(captured.item, 2, compressor=compressor), BATCHES)
+    trained = train(captured, plan(captured.step, 2, compressor=compressor), BATCHES)
     weights = [trained.variable(name) for name in ("hidden", "hidden_bias", "output", "output_bias")]
     return float(loss_of(weights, INPUTS, LABELS))
 

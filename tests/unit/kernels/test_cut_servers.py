@@ -7,7 +7,7 @@ import pytest
 from autodist.resources import ResourceSpec
 from autodist.strategies import Parallax, PSLoadBalancing, check_strategy, resolve_specs
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device
-from tests.unit.kernels.test_sums_in_teams import batches, make_step
+from tests.unit.kernels.test_sums_in_subgroups import batches, make_step
 
 SHARDS = {
     "parallax": (Parallax(min_partition_bytes=0), [4, 0]),
@@ -36,9 +36,9 @@ def test_a_step_trains_as_on_one_device(name, step, captured):
     spec = ResourceSpec.from_dict(
         {"nodes": [{"address": f"10.0.0.{k}", "cpus": [0], "chief": not k} for k in range(4)]}
     )
-    strategy = builder.build(captured.item, spec)
-    check_strategy(strategy, captured.item, spec)
+    strategy = builder.build(captured.step, spec)
+    check_strategy(strategy, captured.step, spec)
     assert [len(node.shards) for node in strategy.nodes] == shards
     data = batches(11, 3)  # fewer examples than workers
-    session = Session(captured, resolve_specs(strategy, captured.item, spec))
+    session = Session(captured, resolve_specs(strategy, captured.step, spec))
     assert_same(session.train(data), one_device(captured, step, data), rtol=1e-9)

@@ -58,7 +58,7 @@ def on_one_device(loss):
 
 def check(loss, shape):
     captured, alone = on_one_device(loss)
-    assert_same(train(captured, plan(captured.item, *shape), batches(*SIZES)), alone, 1e-13)
+    assert_same(train(captured, plan(captured.step, *shape), batches(*SIZES)), alone, 1e-13)
 
 
 def drawn(h):
@@ -185,7 +185,7 @@ def test_pairs_are_those_of_a_replicas_part_and_it_is_told(pair, shape, caplog):
     (x, classes) = batches(5)[0]
     captured = capture(step, x, classes)
     with caplog.at_level(logging.INFO, "autodist"):
-        found = train(captured, plan(captured.item, *shape), [(x, classes)])
+        found = train(captured, plan(captured.step, *shape), [(x, classes)])
     assert "examples see one another" in caplog.text
     before = captured.sources[0].numpy()
     change = np.zeros_like(before)
@@ -207,7 +207,7 @@ def test_pairs_are_those_of_a_replicas_part_and_it_is_told(pair, shape, caplog):
 def test_drawn_pairs_are_told_of(pair, caplog):
     captured = capture(step_of(in_pairs(pair)), *batches(6)[0])
     with caplog.at_level(logging.INFO, "autodist"):
-        train(captured, plan(captured.item, 1, 2), batches(5))
+        train(captured, plan(captured.step, 1, 2), batches(5))
     assert "examples see one another" in caplog.text
     assert not [r for r in caplog.records if r.name == "autodist" and r.levelno > logging.INFO]
 
@@ -222,9 +222,9 @@ def test_a_sum_over_as_many_examples_as_the_graph_was_made_for_is_taken_for_a_me
 
     whole = np.random.default_rng(0).normal(size=(6, WIDTH))
     captured = capture(step, whole, np.float64(1))
-    captured = replace(captured, step=replace(captured.item, rows=3))
+    captured = replace(captured, step=replace(captured.step, rows=3))
     with caplog.at_level(logging.WARNING, "autodist"):
-        trained = train(captured, plan(captured.item, 2), [(whole, np.float64(1))] * 3)
+        trained = train(captured, plan(captured.step, 2), [(whole, np.float64(1))] * 3)
     alone = one_device(captured, step, [(whole, np.float64(2))] * 3)
     np.testing.assert_allclose(trained.variable("matrix"), alone.variable("matrix"), rtol=1e-13)
     assert "it is not known how the loss depends on the batch" in caplog.text

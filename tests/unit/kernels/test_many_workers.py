@@ -18,6 +18,6 @@ OWNERS = {"all-reduce": {}, "server": dict.fromkeys(VARIABLES, 1), "mixed": {"ta
 def test_every_optimizer_trains_under_every_way_to_synchronise(optimizer, owners):
     choices = Choices("mean", optimizer, is_tied=False, is_frozen=True, counts_steps=True)
     captured, batches, alone = on_one_device(choices, 3, (5, 1))
-    strategy = plan(captured.item, 2, 1, OWNERS[owners])
+    strategy = plan(captured.step, 2, 1, OWNERS[owners])
     # Adam-like optimizers divide small gradients by their own size, which amplifies rounding beyond 1e-12.
     assert_same(train(captured, strategy, batches), alone, rtol=1e-9)

@@ -109,6 +109,6 @@ def on_one_device(case):
 def test_many_replicas_train_what_one_does(case, shape, caplog):
     with caplog.at_level(logging.WARNING, "autodist"):
         captured, alone = on_one_device(case)
-        found = train(captured, plan(captured.item, *shape), BATCHES)
+        found = train(captured, plan(captured.step, *shape), BATCHES)
     assert not [record for record in caplog.records if record.name == "autodist"]
     assert_same(found, alone, 1e-13)

@@ -110,7 +110,7 @@ def two_updates():
 def test_two_updates_in_a_step(owners, staleness, local_proxy):
     batches, step = make_batches(3, [5, 1, 4]), two_updates()
     captured = capture(step, *batches[0])
-    strategy = plan(captured.item, 2, 1, owners, servers=1, staleness=staleness, local_proxy=local_proxy)
+    strategy = plan(captured.step, 2, 1, owners, servers=1, staleness=staleness, local_proxy=local_proxy)
     found = train(captured, strategy, batches)
     for name, value in one_device(captured, step, batches).variables[0].items():
         np.testing.assert_allclose(found.variable(name), value, rtol=1e-9, atol=1e-9, err_msg=name)
@@ -123,9 +123,9 @@ def test_two_updates_in_a_step(owners, staleness, local_proxy):
 def test_two_asynchronous_updates_in_a_step_never_wait_for_each_other(owners, local_proxy):
     batches = make_batches(3, [5, 1, 4, 6, 2])
     captured = capture(two_updates(), *batches[0])
-    strategy = plan(captured.item, 2, 1, owners, servers=1, asynchronous=True, staleness=1, local_proxy=local_proxy)
+    strategy = plan(captured.step, 2, 1, owners, servers=1, asynchronous=True, staleness=1, local_proxy=local_proxy)
     found = train(captured, strategy, batches)
-    before = {v.name: source.numpy() for v, source in zip(captured.item.variables, captured.sources, strict=True)}
+    before = {v.name: source.numpy() for v, source in zip(captured.step.variables, captured.sources, strict=True)}
     for name in owners:
         assert np.isfinite(found.variable(name)).all()
         assert (found.variable(name) != before[name]).all()

@@ -24,6 +24,6 @@ SHAPES = [(1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]
 def test_random_assignments_train_as_one_device_does(choices, shape, servers, kept_by_name, sizes, seed):
     step, batches = make_step(choices), make_batches(seed, sizes)
     captured = capture(step, *batches[0])
-    strategy = strategy_of(captured.item, *shape, kept_by_name=kept_by_name, servers=servers if shape[0] > 1 else 0)
+    strategy = strategy_of(captured.step, *shape, kept_by_name=kept_by_name, servers=servers if shape[0] > 1 else 0)
     # Adam-like optimizers divide small gradients by their own size, which amplifies rounding beyond 1e-12.
     assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)

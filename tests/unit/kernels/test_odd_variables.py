@@ -29,26 +29,26 @@ def assert_close(found, expected):
 def test_every_type_and_shape_trains_as_on_one_device(workers, replicas):
     (step, _), batches = make_odd_step(), odd_batches()
     captured = capture(step, batches[0][0])
-    found = train(captured, plan(captured.item, workers, replicas), batches)
+    found = train(captured, plan(captured.step, workers, replicas), batches)
     expected = one_device(captured, step, batches)
     assert_close(found, expected)
-    before = {v.name: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
+    before = {v.name: s.numpy() for v, s in zip(captured.step.variables, captured.sources, strict=True)}
     moved = {name for name, value in found.variables[0].items() if (value != before[name]).any()}
     assert moved == {"single", "double", "half", "brain", "scalar", "half_scalar"}
 
 
 def test_a_variable_without_a_gradient_is_in_no_strategy():
     captured = capture(make_odd_step()[0], odd_batches()[0][0])
-    nodes = {node.variable for node in plan(captured.item, 2).nodes}
+    nodes = {node.variable for node in plan(captured.step, 2).nodes}
     assert "untouched" not in nodes and "unused" not in nodes
-    assert "untouched" in captured.item.by_name and "unused" not in captured.item.by_name
+    assert "untouched" in captured.step.by_name and "unused" not in captured.step.by_name
 
 
 @pytest.mark.parametrize("asked", [Float16(True), BFloat16(True), PowerSGD(1), TopK(0.3)], ids=lambda one: one.kind)
 def test_compressors_leave_what_they_cannot_shrink(asked):
     (step, _), batches = make_odd_step(), odd_batches()[:1]  # from the second step on, all depends on all
     captured = capture(step, batches[0][0])
-    found = train(captured, plan(captured.item, 2, compressor=asked), batches)
+    found = train(captured, plan(captured.step, 2, compressor=asked), batches)
     expected = one_device(captured, step, batches).variables[0]
     for name, value in expected.items():
         mine = found.variable(name)
@@ -67,7 +67,7 @@ def test_an_empty_variable_alone_makes_an_empty_bucket():
         empty.assign_sub(tape.gradient(loss, empty))
 
     captured = capture(step, np.ones((4, 2)))
-    found = train(captured, plan(captured.item, 2), [(np.ones((4, 2)),)])
+    found = train(captured, plan(captured.step, 2), [(np.ones((4, 2)),)])
     assert found.variable("empty").shape == (0, 3)
 
 
@@ -84,7 +84,7 @@ def test_more_local_replicas_send_no_more_bytes(asked):
 
     captured = capture(step, np.zeros((8, 512), "float32"))
     sent = [
-        [sent_bytes(item) for item in rewritten(captured, plan(captured.item, 2, replicas, compressor=asked))]
+        [sent_bytes(item) for item in rewritten(captured, plan(captured.step, 2, replicas, compressor=asked))]
         for replicas in (1, 2, 4)
     ]
     assert sent[0] == sent[1] == sent[2]

@@ -65,26 +65,26 @@ def captured_with(name):
 @pytest.mark.parametrize("name, layout", pairs(EVERY, LAYOUTS, each=2))
 def test_training_equals_one_device_where_rows_repeat(name, layout):
     captured, alone = captured_with(name)
-    assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 4)), alone)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), repeated_ids(3, 4)), alone)
 
 
 @pytest.mark.parametrize("name, layout", pairs(COSTS_ROWS, LAYOUTS))
 def test_nothing_in_the_step_has_as_many_rows_as_the_table(name, layout):
     captured, _ = captured_with(name)
-    items = rewritten(captured, LAYOUTS[layout](captured.item))
+    items = rewritten(captured, LAYOUTS[layout](captured.step))
     assert [node for item in items for node in nodes_with_rows(item, ROWS)] == []
 
 
 @pytest.mark.parametrize("name", ["adagrad", "sgd, clipped by global norm"])
 def test_that_is_so_because_the_step_was_rewritten(name):
     captured, _ = captured_with(name)
-    assert len(nodes_with_rows(captured.item, ROWS)) > 3
+    assert len(nodes_with_rows(captured.step, ROWS)) > 3
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "adadelta"])
 def test_the_table_itself_is_updated_by_rows_where_only_the_slots_decay(name):
     captured, _ = captured_with(name)
-    (step,) = rewritten(captured, plan(captured.item, 1, 2))
+    (step,) = rewritten(captured, plan(captured.step, 1, 2))
     divided = [node.name for node in step.graph_def.node if node.op == "RealDiv" and "divide_rows" in node.name]
     assert len(divided) == 1
     assert not [node for node in nodes_with_rows(step, ROWS) if node.split()[0] in ("Sqrt", "IsNan", "Equal", "Any")]
@@ -97,7 +97,7 @@ def test_it_is_said_which_variables_are_written_whole(name, caplog):
     tell.cache_clear()
     with caplog.at_level("INFO", "autodist"):
         for _ in range(2):
-            rewritten(captured, plan(captured.item, 1, 2))
+            rewritten(captured, plan(captured.step, 1, 2))
     said = [record.getMessage() for record in caplog.records if "writes all rows" in record.getMessage()]
     assert len(said) == 1
     lines = said[0].splitlines()
@@ -111,7 +111,7 @@ def test_nothing_is_said_of_updates_of_rows(name, caplog):
     captured, _ = captured_with(name)
     tell.cache_clear()
     with caplog.at_level("INFO", "autodist"):
-        rewritten(captured, plan(captured.item, 1, 2))
+        rewritten(captured, plan(captured.step, 1, 2))
     assert "writes all rows" not in caplog.text
 
 
@@ -119,7 +119,7 @@ def test_it_is_said_why_what_is_added_to_a_table_is_no_sum_of_rows(caplog):
     captured, _ = captured_with("adam")
     tell.cache_clear()
     with caplog.at_level("INFO", "autodist"):
-        rewritten(captured, plan(captured.item, 2, 1))
+        rewritten(captured, plan(captured.step, 2, 1))
     (said,) = [record.getMessage() for record in caplog.records if "writes all rows" in record.getMessage()]
     told = next(line for line in said.splitlines() if line.strip().startswith("table:"))
     assert re.fullmatch(

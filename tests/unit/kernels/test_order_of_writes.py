@@ -52,7 +52,7 @@ STEPS = {"added": added, "followed": followed}
 @pytest.mark.parametrize("name", STEPS)
 def test_the_write_comes_after_all_reads(name: str):
     captured, _ = STEPS[name]()
-    items = rewritten(captured, plan(captured.item, 2, 1, OWNERS))
+    items = rewritten(captured, plan(captured.step, 2, 1, OWNERS))
     for variable in items[0].variables:
         owner = items[0].owners[variable.name]
         sent = _sent_after_reads(items[1 - owner], variable.handle, owner)
@@ -83,5 +83,5 @@ def _queue(editor: GraphEditor, name: str) -> str:
 def test_training_equals_one_device(name: str):
     captured, step = STEPS[name]()
     batches = [(numbers(k, 6, 4),) for k in range(3)]
-    found = train(captured, plan(captured.item, 2, 1, OWNERS), batches)
+    found = train(captured, plan(captured.step, 2, 1, OWNERS), batches)
     assert_same(found, one_device(captured, step, batches))

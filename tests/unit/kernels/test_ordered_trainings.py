@@ -69,13 +69,13 @@ def _make(name: str) -> tuple[CapturedFunction, Step]:
 def test_parts_in_a_row_equal_one_device(name: str, owners: dict[str, int] | None):
     captured, step = _make(name)
     batches = [(numbers(k, 6, 3),) for k in range(3)]
-    assert_same(train(captured, plan(captured.item, 2, 1, owners), batches), one_device(captured, step, batches))
+    assert_same(train(captured, plan(captured.step, 2, 1, owners), batches), one_device(captured, step, batches))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nccls_one_order_agrees_with_that_of_the_parts(name: str):
     captured, _ = _make(name)
-    strategy = plan(captured.item, 2, 1)
+    strategy = plan(captured.step, 2, 1)
     for node in strategy.nodes:
         node.all_reduce.spec = strategy_pb2.AllReduce.NCCL
     for step in rewritten(captured, strategy):

@@ -58,14 +58,14 @@ def batches():
 def test_they_are_not_summed(look, shape):
     step = step_of(look)
     captured = capture(step, batches()[0][0])
-    assert "seen" not in " ".join(g.variable for g in captured.item.gradients)
-    assert_same(train(captured, plan(captured.item, *shape), batches()), one_device(captured, step, batches()))
+    assert "seen" not in " ".join(g.variable for g in captured.step.gradients)
+    assert_same(train(captured, plan(captured.step, *shape), batches()), one_device(captured, step, batches()))
 
 
 def test_values_unknown_for_the_whole_batch_are_refused():
     captured = capture(step_of(lambda x: tf.sort(tf.reshape(x, [-1]))[2]), batches()[0][0])
     with pytest.raises(RewriteError, match="seen is overwritten with what each replica computes"):
-        rewritten(captured, plan(captured.item, 1, 2))
+        rewritten(captured, plan(captured.step, 1, 2))
 
 
 @pytest.mark.feature("function", "precision: float8 quantization")
@@ -82,7 +82,7 @@ def test_the_state_of_float8_layers_is_that_of_the_whole_batch():
         return loss
 
     captured = capture(step, batches()[0][0])
-    item = captured.item
+    item = captured.step
     assert {g.variable.rsplit("/")[-1] for g in item.gradients} == {"kernel", "bias"}
     assert len([v for v in item.variables if v.is_overwritten]) == 6
     alone, many = (train(captured, plan(item, 1, k), batches()) for k in (1, 2))

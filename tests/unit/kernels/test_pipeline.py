@@ -25,7 +25,7 @@ def test_every_kernel_has_a_name_of_its_own():
 
 def test_the_step_is_dumped_after_each_kernel(tmp_path, monkeypatch):
     monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
-    step = capture_one_weight().item
+    step = capture_one_weight().step
     rewrite(step, Context(plan(step, replicas=2), 0), "some_step")
     folders = sorted((tmp_path / "some_step" / "worker_0").iterdir(), key=lambda f: int(f.name.partition("_")[0]))
     assert [f.name.partition("_")[2] for f in folders] == ["captured", *(kernel.name for kernel in KERNELS)]
@@ -38,7 +38,7 @@ def test_the_step_is_dumped_after_each_kernel(tmp_path, monkeypatch):
 
 def test_the_dumped_text_has_what_kernels_tell_each_other(tmp_path, monkeypatch):
     monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
-    step = capture_one_weight().item
+    step = capture_one_weight().step
     rewrite(step, Context(plan(step, workers=2, replicas=2), 0), "some_step")
     texts = {f.parent.name.partition("_")[2]: f.read_text() for f in tmp_path.glob("some_step/worker_0/*/step.txt")}
     assert texts.keys() == {"captured", *(kernel.name for kernel in KERNELS)}
@@ -54,7 +54,7 @@ def test_an_error_says_in_which_kernel_it_was_raised():
         def apply(self, step, context):
             raise RewriteError("no way")
 
-    step = capture_one_weight().item
+    step = capture_one_weight().step
     with pytest.raises(RewriteError) as raised:
         rewrite(step, Context(plan(step, replicas=2), 0), kernels=[Fails()])
     assert raised.value.__notes__ == ["in the kernel prune, for worker 0"]
@@ -63,7 +63,7 @@ def test_an_error_says_in_which_kernel_it_was_raised():
 def test_nothing_is_dumped_unasked(tmp_path, monkeypatch):
     monkeypatch.delenv(DUMP_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    step = capture_one_weight().item
+    step = capture_one_weight().step
     rewrite(step, Context(plan(step, replicas=2), 0))
     assert not list(tmp_path.iterdir())
 
@@ -97,12 +97,12 @@ def test_a_kernel_that_would_get_another_phase_is_refused():
     with pytest.raises(TypeError, match="the kernel replicate takes a PlacedStep, and gets a CapturedStep"):
         in_order(Replicate(), AssignOwners())
     with pytest.raises(TypeError, match="merge-rows takes a ReplicatedStep, and gets a CapturedStep: run it after the"):
-        run_pipeline([MergeRows()], capture_one_weight().item, Context(plan(capture_one_weight().item), 0))
+        run_pipeline([MergeRows()], capture_one_weight().step, Context(plan(capture_one_weight().step), 0))
 
 
 @pytest.mark.parametrize(("workers", "replicas"), [(1, 1), (1, 2), (2, 1)])
 def test_kernels_turn_a_captured_step_into_a_placed_and_a_replicated_one(workers, replicas):
-    step, phases = capture_one_weight().item, {}
+    step, phases = capture_one_weight().step, {}
 
     def watch(kernel, seen):
         phases[kernel] = type(seen)
@@ -120,7 +120,7 @@ def test_a_kernel_that_loses_the_phase_is_refused():
         def apply(self, step, context):
             return CapturedStep(step.graph_def, step.variables)
 
-    step = capture_one_weight().item
+    step = capture_one_weight().step
     kernels = [AssignOwners(), Forgets()]
     with pytest.raises(RewriteError, match="returned a CapturedStep: return a PlacedStep, made from its argument"):
         run_pipeline(kernels, step, Context(plan(step), 0))

@@ -77,7 +77,7 @@ def test_it_rewrites_the_step_of_every_worker_before_and_after_the_replicas_are_
     for kernel in (None, HalfSteps):
         if kernel is not None:
             register_kernel(after=after)(kernel)
-        workers = train(step, plan(step.item, workers=2, replicas=2), [[batch]]).variables
+        workers = train(step, plan(step.step, workers=2, replicas=2), [[batch]]).variables
         trained.append([values["weight"] for values in workers])
     whole, half = (1 - np.stack(one) for one in trained)
     np.testing.assert_allclose(whole[0], batch.mean(0) / 2, rtol=1e-13)
@@ -115,7 +115,7 @@ def test_an_error_in_it_says_its_name_and_the_worker():
 
     step = capture_one_weight()
     with pytest.raises(KeyError, match="some node") as error:
-        rewrite(step.item, Context(plan(step.item, workers=2), 1))
+        rewrite(step.step, Context(plan(step.step, workers=2), 1))
     assert error.value.__notes__ == ["in the kernel fails, for worker 1"]
 
 
@@ -130,7 +130,7 @@ def test_a_kernel_has_to_return_a_step():
 
     step = capture_one_weight()
     with pytest.raises(RewriteError, match="returned None and no step: return the step") as error:
-        rewrite(step.item, Context(plan(step.item), 0))
+        rewrite(step.step, Context(plan(step.step), 0))
     assert error.value.__notes__ == ["in the kernel forgets, for worker 0"]
 
 
@@ -138,7 +138,7 @@ def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
     monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
     register_kernel(after="replicate")(Silent)
     step = capture_one_weight()
-    rewrite(step.item, Context(plan(step.item, replicas=2), 0), "some_step")
+    rewrite(step.step, Context(plan(step.step, replicas=2), 0), "some_step")
     assert [f.name for f in tmp_path.glob("some_step/worker_0/*_silent")] == [
         f"{names_of(KERNELS).index('replicate') + 2}_silent"
     ]
@@ -152,7 +152,7 @@ def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
             return replace(item, targets=(*item.targets, "no_such_node"))
 
     with pytest.raises(RewriteError, match="the target no_such_node is not in the step's graph"):
-        rewrite(step.item, Context(plan(step.item, replicas=2), 0), "another_step")
+        rewrite(step.step, Context(plan(step.step, replicas=2), 0), "another_step")
 
 
 def test_a_kernel_is_refused_at_a_position_where_steps_have_another_phase():
@@ -257,7 +257,7 @@ def test_an_object_that_is_no_kernel_is_refused_with_the_reason(found, fault):
 
 
 def test_workers_that_register_other_kernels_are_told_which():
-    step = capture_one_weight().item
+    step = capture_one_weight().step
     register_kernel(after="replicate")(HalfSteps)
     chief, _ = Fingerprint.unpack(Fingerprint.of(step, registered_kernels()).packed_with(b""))
     require_equal(chief, Fingerprint.of(step, registered_kernels()), "worker 1")

@@ -69,7 +69,7 @@ def test_every_kernel_and_every_rule_for_rows_changes_a_step(replayed):
 
 def test_captured_steps_do_not_change(replayed):
     used = {case.step for case in CASES.values()}
-    assert [name for name in used if load(name).item.graph_def != StoredStep.load(name).item.graph_def] == []
+    assert [name for name in used if load(name).step.graph_def != StoredStep.load(name).step.graph_def] == []
 
 
 def test_every_kind_of_join_is_made(replayed):
@@ -116,9 +116,9 @@ def test_a_captured_step_is_the_same_once_it_was_stored(name, monkeypatch, tmp_p
     step.save(name)
     found = StoredStep.load(name)
     assert found == step
-    for node in step.item.graph_def.node:
-        for tensor in itertools.takewhile(lambda t: _has_spec(step.item, t), (f"{node.name}:{k}" for k in range(9))):
-            assert found.item.spec_of(tensor) == step.item.spec_of(tensor)
+    for node in step.step.graph_def.node:
+        for tensor in itertools.takewhile(lambda t: _has_spec(step.step, t), (f"{node.name}:{k}" for k in range(9))):
+            assert found.step.spec_of(tensor) == step.step.spec_of(tensor)
 
 
 def _has_spec(step, tensor):

@@ -27,7 +27,7 @@ def different_ids(count):
 
 def sent(ids, owners, optimizer=OPTIMIZERS["sgd"], gather=tf.gather, is_global=True):
     captured, _ = table_step(optimizer(), gather, ROWS, is_global)
-    session = Session(captured, plan(captured.item, 2, 1, owners))
+    session = Session(captured, plan(captured.step, 2, 1, owners))
     return bytes_sent(session, (ids,))
 
 
@@ -109,7 +109,7 @@ def test_a_dense_variable_travels_whole():
         return loss
 
     captured = capture(step, np.zeros((4, 100)), is_global=True)
-    found = bytes_sent(Session(captured, plan(captured.item, 2, 1, {"kernel": 1})), (np.ones((4, 100)),))
+    found = bytes_sent(Session(captured, plan(captured.step, 2, 1, {"kernel": 1})), (np.ones((4, 100)),))
     whole = 100 * 7 * 8
     largest = sorted(found.values(), reverse=True)[:2]  # the gradient goes, the value comes
     assert largest[1] == whole and whole <= largest[0] < whole + 100  # a bucket is padded

@@ -133,4 +133,4 @@ CASES = [
 def test_a_replica_without_an_example_touches_no_row(case, layout, monkeypatch):
     monkeypatch.setattr(in_one_process, "take", rows_or_a_row_of_zeros)
     captured, alone = captured_with(*case)
-    assert_same(train(captured, LAYOUTS[layout](captured.item), BATCHES), alone)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), BATCHES), alone)

@@ -84,7 +84,7 @@ MODELS = list(itertools.product([tf.nn.nce_loss, tf.nn.sampled_softmax_loss], OP
 def test_training_equals_one_device_where_the_samples_are_the_same(model, layout):
     loss_of, optimizer = model
     captured, alone = on_one_device(optimizer, loss_of)
-    assert_same(train(captured, LAYOUTS[layout](captured.item), batches(8, 5, 3)), alone)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), batches(8, 5, 3)), alone)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -95,13 +95,13 @@ def test_training_equals_one_device_where_every_class_is_taken(optimizer):
         return loss_of(matrix, bias, labels, seen, CLASSES, classes, sampled_values=sampled_values)
 
     captured, step = skip_gram(OPTIMIZERS[optimizer](), every_class, every)
-    found = train(captured, plan(captured.item, 2, 2), batches(8, 5, 3))
+    found = train(captured, plan(captured.step, 2, 2), batches(8, 5, 3))
     assert_same(found, one_device(captured, step, batches(8, 5, 3)))
 
 
 def test_batches_that_do_not_divide_train_with_samples_that_replicas_draw(caplog):
     captured, _ = skip_gram(OPTIMIZERS["adagrad"](), tf.nn.nce_loss, drawn)
-    strategy = plan(captured.item, 2, 2)
+    strategy = plan(captured.step, 2, 2)
     first, second = (train(captured, strategy, batches(8, 5, 3)) for _ in range(2))
     for name in ("embedding", "matrix", "bias"):
         np.testing.assert_array_equal(first.variable(name), second.variable(name))
@@ -117,6 +117,6 @@ def test_batches_that_do_not_divide_train_with_samples_that_replicas_draw(caplog
 
 def test_a_matrix_in_shards_is_refused_where_its_rows_are_squared():
     captured, _ = skip_gram(OPTIMIZERS["adam"](), tf.nn.nce_loss, given)
-    strategy = sharded_plan(captured.item, {"matrix": Partitioning(0, (2, CLASSES - 2))})
+    strategy = sharded_plan(captured.step, {"matrix": Partitioning(0, (2, CLASSES - 2))})
     with pytest.raises(RewriteError, match="matrix is looked up in several ways.*leave it in one piece"):
         rewritten(captured, strategy)

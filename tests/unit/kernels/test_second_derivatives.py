@@ -166,12 +166,12 @@ def captured_whole(make):
 @pytest.mark.parametrize("make, layout", pairs(STEPS, LAYOUTS, each=2))
 def test_a_step_of_second_derivatives_is_that_of_one_device(make, layout, caplog):
     captured, alone = captured_with(make)
-    assert_same(train(captured, LAYOUTS[layout](captured.item), BATCHES), alone, 1e-10)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), BATCHES), alone, 1e-10)
     assert not [r for r in caplog.records if r.name.startswith("autodist") and r.levelname == "WARNING"]
 
 
 @pytest.mark.parametrize("make, layout", pairs([*STEPS, of_a_solution_with_a_boundary], LAYOUTS))
 def test_a_step_that_every_replica_makes_of_the_whole_batch_is_that_of_one_device(make, layout, caplog):
     captured, alone = captured_whole(make)
-    assert_same(train(captured, LAYOUTS[layout](captured.item), WHOLE), alone, 1e-10)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), WHOLE), alone, 1e-10)
     assert not [r for r in caplog.records if r.name.startswith("autodist") and r.levelname == "WARNING"]

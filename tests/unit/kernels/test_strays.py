@@ -99,14 +99,14 @@ def test_many_replicas_write_what_one_device_does(name, layout):
     cluster, owners = LAYOUTS[layout]
     captured, alone = on_one_device(name)
     trained = {f"{OF[name]}/{one}" for one in ("first", "second", "table")}
-    assert {g.variable for g in captured.item.gradients} == trained
-    strategy = plan(captured.item, *cluster, {f"{OF[name]}/{one}": k % 2 for k, one in enumerate(owners)})
+    assert {g.variable for g in captured.step.gradients} == trained
+    strategy = plan(captured.step, *cluster, {f"{OF[name]}/{one}": k % 2 for k, one in enumerate(owners)})
     assert_same(train(captured, strategy, BATCHES), alone)
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_so_do_shards(name):
     captured, alone = on_one_device(name)
-    strategy = plan(captured.item, 2, 1)
+    strategy = plan(captured.step, 2, 1)
     cut_in_strategy(strategy, f"{OF[name]}/table", Partitioning(0, (2, 3)), [0, 1])
     assert_same(train(captured, strategy, BATCHES), alone)

@@ -118,8 +118,8 @@ def test_they_are_those_of_the_whole_batch(
     rng = np.random.default_rng(0)
     data = [(rng.normal(3.0, 2.0, size=(n, 3)),) for n in (8, 7, 3)]
     captured = capture(step, *data[0], is_split=True)
-    assert captured.item.in_step_all_reduces
-    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
+    assert captured.step.in_step_all_reduces
+    assert_same(train(captured, plan(captured.step, *shape), data), one_device(captured, step, data), 1e-10)
     logged = [message for message in caplog.messages if "sums or means of the batch with single examples" in message]
     assert len(logged) == 1 and not any("treated as a mean" in message for message in caplog.messages)
 
@@ -148,7 +148,7 @@ def test_weights_of_losses_that_lengths_of_gradients_teach(shape: tuple[int, int
 
     data = [(rng.normal(size=(n, 3)),) for n in (8, 7, 3)]
     captured = capture(step, *data[0], is_split=True)
-    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
+    assert_same(train(captured, plan(captured.step, *shape), data), one_device(captured, step, data), 1e-10)
 
 
 def keeping(written: Callable[[tf.Tensor, tf.Variable], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -183,14 +183,14 @@ def test_a_value_that_a_step_writes_and_reads_again_is_of_the_whole_batch(
     rng = np.random.default_rng(0)
     data = [(rng.normal(size=(n, 3)),) for n in (8, 7, 5)]
     captured = capture(step, *data[0], is_split=True)
-    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
+    assert_same(train(captured, plan(captured.step, *shape), data), one_device(captured, step, data), 1e-10)
     assert "read again" not in caplog.text
 
 
 def test_replicas_that_read_again_what_is_their_own_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     step = keeping(lambda made, kept: tf.gather(made, 0))
     captured = capture(step, np.ones((4, 3)), is_split=True)
-    rewrite(captured.item, Context(plan(captured.item, 2), 0))
+    rewrite(captured.step, Context(plan(captured.step, 2), 0))
     assert "kept is written before the gradients are computed" in caplog.text
 
 
@@ -205,7 +205,7 @@ def root(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize("loss", [compared, root, lambda made, x: tf.reduce_sum(made)])
 def test_known_values_and_those_that_stay_unknown_do_not_change(loss: Loss) -> None:
     step = stepping(loss)
-    assert capture(step, np.ones((4, 3)), is_split=True).item == capture(step, np.ones((4, 3))).item
+    assert capture(step, np.ones((4, 3)), is_split=True).step == capture(step, np.ones((4, 3))).step
 
 
 def test_plain_batch_normalisation_sees_its_replicas_examples_as_before() -> None:
@@ -215,7 +215,7 @@ def test_plain_batch_normalisation_sees_its_replicas_examples_as_before() -> Non
     def loss(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         return normalised_advantages(layer(made, training=True), tf.reduce_sum(layer(made, training=True), 1)[:, None])
 
-    step = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
+    step = capture(stepping(loss), np.ones((4, 3)), is_split=True).step
     of_layers = {name for name in step.graph_index.nodes if "batch_normalization" in name and "whole" in name}
     assert step.in_step_all_reduces and not of_layers
 
@@ -228,7 +228,7 @@ def test_a_trace_that_names_other_nodes_is_not_taken() -> None:
         with tf.name_scope(f"trace_{len(traces)}"):
             return normalised_advantages(made, x)
 
-    step = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
+    step = capture(stepping(loss), np.ones((4, 3)), is_split=True).step
     assert not step.in_step_all_reduces and any(name.startswith("trace_1/") for name in step.graph_index.nodes)
 
 
@@ -237,6 +237,6 @@ def test_replicas_use_their_own_statistics_if_no_step_waits_for_another(pace: di
     step = stepping(normalised_advantages)
     data = [(np.random.default_rng(0).normal(size=(8, 3)),)]
     captured = capture(step, *data[0], is_split=True)
-    owners = {g.variable: 0 for g in captured.item.gradients}
-    item = rewrite(captured.item, Context(plan(captured.item, 2, owners=owners, **pace), 0))
+    owners = {g.variable: 0 for g in captured.step.gradients}
+    item = rewrite(captured.step, Context(plan(captured.step, 2, owners=owners, **pace), 0))
     assert not any(j.kind is PendingReductionKind.WHOLE for j in item.joins)

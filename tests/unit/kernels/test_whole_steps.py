@@ -22,7 +22,7 @@ def batches(*shapes: tuple[int, ...], seed: int = 0) -> list[list[np.ndarray]]:
 def assert_like_one_device(step, given, cluster=(2, 2, 1), owners=None):
     captured = capture(step, *given[0], is_global=True, is_whole=True)
     workers, replicas, servers = cluster
-    strategy = plan(captured.item, workers, replicas, owners, servers=servers)
+    strategy = plan(captured.step, workers, replicas, owners, servers=servers)
     assert_same(train(captured, strategy, given), one_device(captured, step, given), rtol=1e-13)
 
 
@@ -85,7 +85,7 @@ def test_a_step_that_would_need_a_guess_is_refused(of, why):
     given = batches((4,))
     captured = capture(of, *given[0], is_global=True, is_whole=True)
     with pytest.raises(RewriteError, match=why):
-        train(captured, plan(captured.item, 2), given)
+        train(captured, plan(captured.step, 2), given)
 
 
 def test_a_metric_that_would_be_guessed_is_refused():
@@ -97,4 +97,4 @@ def test_a_metric_that_would_be_guessed_is_refused():
 
     captured = capture(step, *batches((4,))[0], is_global=True, is_whole=True)
     with pytest.raises(RewriteError, match="last"):
-        train(captured, plan(captured.item, 2), batches((4,)))
+        train(captured, plan(captured.step, 2), batches((4,)))

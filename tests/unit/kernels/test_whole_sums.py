@@ -45,7 +45,7 @@ def trained(
 ) -> tuple[Trained, Trained]:
     """Returns the results of the replicas, and those of one device."""
     captured, expected = on_one_device(make, sizes, rank)
-    found = train(captured, plan(captured.item, *shape, **options), batches(*sizes, rank=rank))
+    found = train(captured, plan(captured.step, *shape, **options), batches(*sizes, rank=rank))
     if shape[0] > 1:  # rows that a step returns are each worker's own
         found, expected = (replace(t, outputs=_scalars(t.outputs)) for t in (found, expected))
     return found, expected
@@ -100,7 +100,7 @@ def test_losses_of_gathered_rows_are_those_of_one_device(
 
 def test_a_worker_without_replicas_gathers_nothing_of_its_own() -> None:
     captured, _ = on_one_device(steps.contrasted, (8, 7, 3), 2)
-    owners = {g.variable: k % 3 for k, g in enumerate(captured.item.gradients)}
+    owners = {g.variable: k % 3 for k, g in enumerate(captured.step.gradients)}
     assert_same(*trained(steps.contrasted, (2, 1), owners=owners, servers=1), 1e-10)
 
 
@@ -115,19 +115,19 @@ def test_rows_that_are_no_examples_in_their_order_are_refused(arranged: Callable
 
     captured = capture(step, *batches(4)[0])
     with pytest.raises(RewriteError, match="gathers the rows of all replicas.*along axis 0.*Gather what the model"):
-        rewrite(captured.item, Context(plan(captured.item, 2), 0))
+        rewrite(captured.step, Context(plan(captured.step, 2), 0))
 
 
 def test_owners_and_a_worker_without_replicas() -> None:
     captured, _ = on_one_device(steps.several_layers, (8, 7, 3), 2)
-    owners = {g.variable: k % 3 for k, g in enumerate(captured.item.gradients)}
+    owners = {g.variable: k % 3 for k, g in enumerate(captured.step.gradients)}
     assert_same(*trained(steps.several_layers, (2, 1), owners=owners, servers=1), 1e-10)
 
 
 def test_sums_of_one_layer_travel_together() -> None:
     captured, _ = on_one_device(steps.several_layers, (8, 7, 3), 2)
     before = KERNELS[: next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))]
-    step = rewrite(captured.item, Context(plan(captured.item, 2), 0), kernels=before)
+    step = rewrite(captured.step, Context(plan(captured.step, 2), 0), kernels=before)
     joins = [join for join in step.joins if join.kind is PendingReductionKind.WHOLE]
     assert len(joins) == 3 * 3 + 3 * 2  # sums, sums of squares and counts; of counts there is no gradient
     assert len(make_buckets(joins, lambda join: None)) == 2 * 3
@@ -135,7 +135,7 @@ def test_sums_of_one_layer_travel_together() -> None:
 
 def test_one_replica_alone_adds_up_nothing() -> None:
     captured, _ = on_one_device(steps.several_layers, (8, 7, 3), 2)
-    step = rewrite(captured.item, Context(plan(captured.item), 0))
+    step = rewrite(captured.step, Context(plan(captured.step), 0))
     assert not [node for node in step.graph_def.node if SUM_NAME in node.name]
     assert_same(*trained(steps.several_layers, (1, 1)))
 
@@ -151,7 +151,7 @@ def test_means_over_replicas_are_refused() -> None:
 
     captured = capture(step, *batches(4)[0])
     with pytest.raises(RewriteError, match="asks for the mean over all replicas of Mean:0.*divide after it"):
-        rewrite(captured.item, Context(plan(captured.item, 2), 0))
+        rewrite(captured.step, Context(plan(captured.step, 2), 0))
 
 
 @pytest.mark.feature("function", "model: synchronized batch normalisation in a loop", refused="RewriteError")
@@ -167,13 +167,13 @@ def test_layers_in_a_loop_are_refused() -> None:
 
     captured = capture(step, *batches(4)[0])
     with pytest.raises(RewriteError, match="within a loop or a condition.*synchronized=False"):
-        rewrite(captured.item, Context(plan(captured.item, 1, 2), 0))
+        rewrite(captured.step, Context(plan(captured.step, 1, 2), 0))
 
 
 @pytest.mark.parametrize("make", [steps.one_layer, steps.contrasted])
 def test_steps_that_wait_for_nobody_are_refused(make: Callable[[], steps.Step]) -> None:
     step, data = make(), batches(4)
     captured = capture(step, *data[0])
-    owners = {g.variable: 0 for g in captured.item.gradients}
+    owners = {g.variable: 0 for g in captured.step.gradients}
     with pytest.raises(StrategyError, match="synchronized=False.*sync: true"):
-        rewrite(captured.item, Context(plan(captured.item, 2, owners=owners, asynchronous=True), 0))
+        rewrite(captured.step, Context(plan(captured.step, 2, owners=owners, asynchronous=True), 0))

@@ -160,9 +160,9 @@ def looked_up() -> Step:
 def test_owners_hold_what_one_device_leaves(make: Callable[[], Step], shape: tuple[int, int]) -> None:
     step, data = make(), batches(8, 7, 5)
     captured = capture(step, *data[0])
-    names = dict.fromkeys(g.variable for g in captured.item.gradients)
+    names = dict.fromkeys(g.variable for g in captured.step.gradients)
     owners = {name: (k + 1) % shape[0] for k, name in enumerate(names)}
-    found = train(captured, plan(captured.item, *shape, owners=owners), data)
+    found = train(captured, plan(captured.step, *shape, owners=owners), data)
     assert_same(found, one_device(captured, step, data), 1e-11)
 
 
@@ -171,7 +171,7 @@ def test_proxies_and_owners_without_replicas(options: dict[str, object]) -> None
     step, data = clipped(), batches(8, 7)
     captured = capture(step, *data[0])
     owners = {"w": 2 if "servers" in options else 1, "other": 0}
-    found = train(captured, plan(captured.item, 2, owners=owners, **options), data)
+    found = train(captured, plan(captured.step, 2, owners=owners, **options), data)
     assert_same(found, one_device(captured, step, data))
 
 
@@ -179,7 +179,7 @@ def test_proxies_and_owners_without_replicas(options: dict[str, object]) -> None
 def test_shards_with_owners(make: Callable[[], Step]) -> None:
     step, data = make(), batches(8, 7)
     captured = capture(step, *data[0])
-    assert_trains_alike(captured, step, sharded_plan(captured.item, every_cut(captured.item)), data, 1e-11)
+    assert_trains_alike(captured, step, sharded_plan(captured.step, every_cut(captured.step)), data, 1e-11)
 
 
 @pytest.mark.feature(
@@ -188,7 +188,7 @@ def test_shards_with_owners(make: Callable[[], Step]) -> None:
 @pytest.mark.parametrize("options", [{"asynchronous": True}, {"staleness": 1}], ids=str)
 def test_steps_that_wait_for_nobody_are_refused(options: dict[str, object]) -> None:
     captured = capture(clipped(), *batches(8)[0])
-    strategy = plan(captured.item, 2, owners={"w": 1, "other": 0}, **options)
+    strategy = plan(captured.step, 2, owners={"w": 1, "other": 0}, **options)
     with pytest.raises(StrategyError, match="w is written by the step before it is used.*AllReduce"):
         rewritten(captured, strategy)
 
@@ -205,5 +205,5 @@ def test_a_variable_that_only_the_update_reads_stays_at_its_owner() -> None:
         w.assign_sub(0.5 * gradient)
 
     captured = capture(step, *batches(8)[0])
-    item = rewritten(captured, plan(captured.item, 2, owners={"w": 1}))[0]
+    item = rewritten(captured, plan(captured.step, 2, owners={"w": 1}))[0]
     assert len([node for node in item.graph_def.node if node.op == "ReadVariableOp"]) == 1

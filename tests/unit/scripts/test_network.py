@@ -46,8 +46,8 @@ def test_each_link_carries_what_the_model_says(name, whole, captured, monkeypatc
     monkeypatch.setattr(f"{kernel}.find_fused_buckets", lambda item, buckets, *rest: ([], buckets))
     numbers = TEAMS[name]
     workers = len(numbers) or 5
-    strategy = plan(captured.item, workers)
-    strategy.graph_config.teams[:] = numbers
+    strategy = plan(captured.step, workers)
+    strategy.graph_config.subgroups[:] = numbers
     if numbers:
         strategy.nodes[0].all_reduce.spec = strategy_pb2.AllReduce.HIERARCHICAL
     vector = Vector(ELEMENTS, 8, STEP, whole)

@@ -10,13 +10,13 @@ from tests.unit.kernels.in_one_process import capture_one_weight
 
 
 def test_one_weight_between_two_workers_is_one_message_each_way() -> None:
-    counts = counts_of(capture_one_weight().item, "AllReduce", 2, 0)
+    counts = counts_of(capture_one_weight().step, "AllReduce", 2, 0)
     assert (counts.bytes, counts.peers, counts.held) == (16, 1, 16)
-    assert counts.messages == counts_of(capture_one_weight().item, "AllReduce", 3, 0).messages / 2
+    assert counts.messages == counts_of(capture_one_weight().step, "AllReduce", 3, 0).messages / 2
 
 
 def test_an_owner_sends_the_value_to_each_worker() -> None:
-    counts = counts_of(capture_one_weight().item, "PS", 4, 0)
+    counts = counts_of(capture_one_weight().step, "PS", 4, 0)
     assert (counts.bytes, counts.peers) == (3 * 16, 3)
 
 

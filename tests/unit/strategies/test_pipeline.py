@@ -154,7 +154,7 @@ def test_pipelines_side_by_side_have_workers_for_each_stage_that_hold_the_same(s
     strategy, machines = builder.build(step(SHAPES), spec), arranged(builder, spec)
     check_strategy(strategy, step(SHAPES), machines)
     assert stage_of(strategy) == {"embedding/table": 0, "block_0/kernel": 2, "block_1/kernel": 2, "head/kernel": 2}
-    seats = [(one.worker, [(b.worker, b.device) for b in one.beside]) for one in strategy.pipeline.stages]
+    seats = [(one.worker, [(b.worker, b.device) for b in one.stage_group]) for one in strategy.pipeline.stages]
     assert seats == [(0, [(1, "cpu:0")]), (2, [(3, "cpu:0")])]
     assert machines.replica_workers == (0,) * 6
     table = strategy_table(strategy, step(SHAPES), list("abcd"))
@@ -215,7 +215,7 @@ def test_a_builder_whose_stages_have_other_numbers_of_workers_is_refused(step, t
     builder = builder_from_section(spec.strategy)
     machines = arranged(builder, spec)
     strategy = builder.build(step(SHAPES), spec)
-    del strategy.pipeline.stages[1].beside[:]
+    del strategy.pipeline.stages[1].stage_group[:]
     with pytest.raises(StrategyError, match="each must compute one stage"):
         check_strategy(strategy, step(SHAPES), machines)
     strategy = builder.build(step(SHAPES), spec)

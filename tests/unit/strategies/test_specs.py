@@ -78,7 +78,7 @@ def test_auto_of_a_shard_is_resolved_too():
 
 def spec_and_teams(spec, workers, **options):
     after = resolve(strategy_pb2.Strategy(nodes=[all_reduce_node("a", 0, spec)]), workers, **options)
-    return strategy_pb2.AllReduce.Spec.Name(after.nodes[0].all_reduce.spec), len(set(after.graph_config.teams))
+    return strategy_pb2.AllReduce.Spec.Name(after.nodes[0].all_reduce.spec), len(set(after.graph_config.subgroups))
 
 
 def test_auto_is_hierarchical_on_many_workers():
@@ -98,4 +98,4 @@ def test_hierarchical_that_is_asked_for_has_teams_wherever_there_can_be_any():
 
 
 def test_other_sums_of_a_step_with_servers_use_subgroups_on_many_workers():
-    assert len(set(resolve(strategy_pb2.Strategy(nodes=[SERVED]), 16).graph_config.teams)) == 4
+    assert len(set(resolve(strategy_pb2.Strategy(nodes=[SERVED]), 16).graph_config.subgroups)) == 4

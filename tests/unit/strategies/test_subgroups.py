@@ -26,8 +26,8 @@ def sizes(numbers):
 @pytest.mark.parametrize("workers", [4, 5, 6, 7, 9, 16, 17, 60, 64, 256, 1024])
 def test_a_step_calls_at_most_twice_the_root_of_the_workers_and_one(workers):
     numbers = choose_subgroups(machines(*[1] * workers), 100 << 20, is_asked=True)
-    teams = Subgroups.of(numbers, Group.of_workers(range(workers)))
-    assert teams.most_called <= 2 * (sqrt(workers) + 1)
+    subgroups = Subgroups.of(numbers, Group.of_workers(range(workers)))
+    assert subgroups.most_called <= 2 * (sqrt(workers) + 1)
     assert max(sizes(numbers)) - min(sizes(numbers)) <= 1
 
 
@@ -58,5 +58,5 @@ def test_workers_without_replicas_are_dealt_out_to_teams():
 
 def test_teams_send_over_the_network_what_one_worker_of_each_machine_would():
     at_once = sum_cost(None, machines(4, 4), 100 << 20)
-    teams = sum_cost(Subgroups.of((0, 0, 0, 0, 1, 1, 1, 1), Group.of_workers(range(8))), machines(4, 4), 100 << 20)
-    assert teams.transfer == pytest.approx(at_once.transfer / 4)
+    subgroups = sum_cost(Subgroups.of((0, 0, 0, 0, 1, 1, 1, 1), Group.of_workers(range(8))), machines(4, 4), 100 << 20)
+    assert subgroups.transfer == pytest.approx(at_once.transfer / 4)

@@ -23,12 +23,12 @@ def test_teams_are_told_with_what_they_take_and_what_the_other_way_would(planned
     at_once = milliseconds(sum_cost(None, machines, 12_000_000).seconds)
     text = told(planned, machines, Parallax())
     assert text.startswith(
-        "sums are computed in 4 teams of 4 first, then between them: a worker's step calls at most 6 "
+        "sums are computed in 4 subgroups of 4 first, then between them: a worker's step calls at most 6 "
     )
     assert text.endswith(f" ms, {at_once} without")
     without = told(planned, machines, Parallax(all_reduce_spec="SHUFFLE"))
-    teams = text.partition("on paper they take ")[2].partition(",")[0]
-    assert without == f"on paper a step's sums take {at_once}, {teams} in teams"
+    subgroups = text.partition("on paper they take ")[2].partition(",")[0]
+    assert without == f"on paper a step's sums take {at_once}, {subgroups} in subgroups"
 
 
 def test_few_workers_have_one_way(planned, cluster):

@@ -35,7 +35,7 @@ def step() -> Step:
         weight.assign_sub(0.1 * moment)
         return loss
 
-    return in_one_process.capture(train, np.zeros((4, 3), np.float32)).item
+    return in_one_process.capture(train, np.zeros((4, 3), np.float32)).step
 
 
 VALUES: Callable[[], dict[str, np.ndarray]] = lambda: {"weight": np.ones((3, 2)), "moment": np.zeros((3, 2))}  # noqa: E731

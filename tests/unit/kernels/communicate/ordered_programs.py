@@ -113,7 +113,7 @@ def _run(
 
 def strategy_of(captured: CapturedFunction, layout: Layout) -> strategy_pb2.Strategy:
     """Both variables at their owners, whether the program trains them or not."""
-    made = plan(captured.item, layout.computing, 1, servers=layout.servers)
+    made = plan(captured.step, layout.computing, 1, servers=layout.servers)
     others = [node for node in made.nodes if node.variable not in NAMES]
     del made.nodes[:]
     for name, owner in zip(NAMES, layout.owners, strict=True):
@@ -128,7 +128,7 @@ def rewritten_by_each(captured: Sequence[CapturedFunction], strategy: strategy_p
     workers = range(Context(strategy, 0).workers)
     with without_stacks():
         return [
-            rewrite(captured[k % len(captured)].item, Context(strategy, k, Fetching.BY_EACH), kernels=KERNELS)
+            rewrite(captured[k % len(captured)].step, Context(strategy, k, Fetching.BY_EACH), kernels=KERNELS)
             for k in workers
         ]
 
@@ -149,8 +149,8 @@ def unordered(
     order = graph.order()
     if order is None:
         return ["the workers wait for each other"]
-    touched = [(n, e) for n, e in captured.item.graph_index.effects.items()]
-    handles = {captured.item.by_name[name].handle for name in NAMES if name in captured.item.by_name}
+    touched = [(n, e) for n, e in captured.step.graph_index.effects.items()]
+    handles = {captured.step.by_name[name].handle for name in NAMES if name in captured.step.by_name}
     found = []
     for handle in handles:
         events = [(name, handle in effect.writes) for name, effect in touched if handle in effect.reads | effect.writes]

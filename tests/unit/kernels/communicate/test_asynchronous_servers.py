@@ -66,7 +66,7 @@ def expected(batches, workers: int, replicas: int = 1) -> dict[str, np.ndarray]:
 def test_every_gradient_is_applied_once(owners, replicas, staleness):
     batches = linear_batches([7, 4, 1, 9])
     captured = capture(linear_step(), *batches[0])
-    strategy = plan(captured.item, 3, replicas, owners, servers=1, asynchronous=True, staleness=staleness)
+    strategy = plan(captured.step, 3, replicas, owners, servers=1, asynchronous=True, staleness=staleness)
     trained = train(captured, strategy, batches)
     for name, value in expected(batches, 3, replicas).items():
         np.testing.assert_allclose(trained.variable(name), value, rtol=1e-12, atol=1e-12)
@@ -81,8 +81,8 @@ def test_every_optimizer_counts_all_workers_updates(optimizer, layout):
     batches = make_batches(2, [4, 4, 2])
     choices = Choices("mean", optimizer, is_tied=False, is_frozen=False, counts_steps=True)
     captured = capture(make_step(choices), *batches[0])
-    trained = train(captured, plan(captured.item, 2, 1, owners, servers=1, asynchronous=True), batches)
-    (iteration,) = [v.name for v in captured.item.variables if v.name.endswith("iteration")]
+    trained = train(captured, plan(captured.step, 2, 1, owners, servers=1, asynchronous=True), batches)
+    (iteration,) = [v.name for v in captured.step.variables if v.name.endswith("iteration")]
     assert trained.variable(iteration) == 2 * len(batches)
     assert trained.variable("seen") == len(batches)
     for name in owners:
@@ -94,15 +94,15 @@ def test_adam_of_one_worker_is_adam():
     choices = Choices("mean", "global norm", is_tied=True, is_frozen=False, counts_steps=False)
     captured = capture(make_step(choices), *batches[0])
     owners = {"table": 1, "kernel": 0, "gain": 2}
-    alone = train(captured, plan(captured.item, 1, 1), batches)
-    trained = train(captured, plan(captured.item, 1, 2, owners, servers=2, asynchronous=True), batches)
-    for variable in captured.item.variables:
+    alone = train(captured, plan(captured.step, 1, 1), batches)
+    trained = train(captured, plan(captured.step, 1, 2, owners, servers=2, asynchronous=True), batches)
+    for variable in captured.step.variables:
         np.testing.assert_allclose(trained.variable(variable.name), alone.variable(variable.name), rtol=1e-9)
 
 
 def test_only_gradients_and_scalars_travel_to_the_owner():
     captured = capture(make_step(Choices("mean", "adam", False, False, False)), *make_batches(1, [2])[0])
-    step = rewritten(captured, plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), asynchronous=True))[0]
+    step = rewritten(captured, plan(captured.step, 2, 1, dict.fromkeys(OWNED, 1), asynchronous=True))[0]
     nodes = {node.name: node for node in step.graph_def.node}
     sent = {
         node_of(i) for node in nodes.values() for i in node.input
@@ -116,16 +116,16 @@ def test_only_gradients_and_scalars_travel_to_the_owner():
 
 def test_a_norm_over_asynchronous_and_synchronous_gradients_is_refused():
     captured = capture(make_step(Choices("mean", "global norm", False, False, False)), *make_batches(1, [2])[0])
-    strategy = plan(captured.item, 2, 1, {"table": 0, "kernel": 1}, asynchronous=True)
+    strategy = plan(captured.step, 2, 1, {"table": 0, "kernel": 1}, asynchronous=True)
     told = r"kernel \(asynchronous\) and gain \(synchronous\), which meet in .*different times.*`sync`"
     with pytest.raises(StrategyError, match=told):
-        rewrite(captured.item, Context(strategy, 0))
+        rewrite(captured.step, Context(strategy, 0))
 
 
 def test_asynchronous_and_synchronous_variables_stand_side_by_side():
     batches = linear_batches([4, 6])
     captured = capture(linear_step(), *batches[0])
-    trained = train(captured, plan(captured.item, 2, 1, {"table": 1}, asynchronous=True), batches)
+    trained = train(captured, plan(captured.step, 2, 1, {"table": 1}, asynchronous=True), batches)
     np.testing.assert_allclose(trained.variable("table"), expected(batches, 2)["table"], rtol=1e-12)
     whole = np.ones(2) - RATE * sum(x.mean(0) for _, x in batches)
     np.testing.assert_allclose(trained.variable("kernel"), whole, rtol=1e-12)
@@ -146,8 +146,8 @@ def test_averages_of_batches_are_each_workers_own():
 
     batch = np.abs(np.random.default_rng(1).normal(size=(5, 3)))
     captured = capture(step, batch)
-    trained = train(captured, plan(captured.item, 2, 1, {"kernel": 2}, servers=1, asynchronous=True), [(batch,)])
-    (name,) = [v.name for v in captured.item.variables if v.name.endswith("moving_mean")]
+    trained = train(captured, plan(captured.step, 2, 1, {"kernel": 2}, servers=1, asynchronous=True), [(batch,)])
+    (name,) = [v.name for v in captured.step.variables if v.name.endswith("moving_mean")]
     first, second, without = (values[name] for values in trained.variables)
     np.testing.assert_allclose(first, 0.5 * batch[:3].mean(0))
     np.testing.assert_allclose(second, 0.5 * batch[3:].mean(0))
@@ -170,7 +170,7 @@ def test_parts_have_to_be_even_on_each_worker_alone_where_the_loss_is_not_unders
         kernel.assign_sub(tape.gradient(loss, kernel))
 
     captured = capture(step, np.ones([4, 3]))
-    strategy = plan(captured.item, 2, 2, {"kernel": 0}, asynchronous=True)
+    strategy = plan(captured.step, 2, 2, {"kernel": 0}, asynchronous=True)
     session = FedSession(captured, strategy, sizes)
     if not is_refused:
         session.train([(np.ones([8, 3]),)])
@@ -188,7 +188,7 @@ class FedSession(Session):
 
     def _feeds(self, worker, step, batch):
         fed = super()._feeds(worker, step, batch)
-        (name,) = self.captured.item.inputs
+        (name,) = self.captured.step.inputs
         fed[f"worker_{worker}/{name}"] = batch[0][: self.sizes[worker]]
         fed[f"worker_{worker}/{EXAMPLES}"] = self.sizes[worker]
         return fed

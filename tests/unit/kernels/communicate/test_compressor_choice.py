@@ -40,7 +40,7 @@ def plan_of(compressor, spec="SHUFFLE"):
 def test_one_worker_compresses_nothing():
     variable = tf.Variable(np.zeros((12, 10)), name="v")
     captured = capture(given_gradient(variable), np.zeros((3, 12, 10)))
-    (step,) = rewritten(captured, plan(captured.item, 1, 3, compressor=POWER_SGD))
+    (step,) = rewritten(captured, plan(captured.step, 1, 3, compressor=POWER_SGD))
     assert not step.initializers and not sent_bytes(step)
 
 
@@ -107,12 +107,12 @@ def mixed_step():
 
 def test_compressors_never_share_a_bucket():
     captured = mixed_step()
-    strategy = plan(captured.item, 2)
+    strategy = plan(captured.step, 2)
     strategy.nodes[0].all_reduce.compressor.CopyFrom(TOP_K.to_message())
     strategy.nodes[1].all_reduce.compressor.CopyFrom(FLOAT16.to_message())
     sent = sent_bytes(rewritten(captured, strategy)[0])
     assert {"largest", "piece", "sum", "whole"} <= set(sent)
-    both = plan(captured.item, 2, compressor=FLOAT16)
+    both = plan(captured.step, 2, compressor=FLOAT16)
     assert set(sent_bytes(rewritten(captured, both)[0])) == {"piece", "sum", "weight"}
 
 
@@ -120,7 +120,7 @@ def test_two_steps_of_one_variable_share_what_they_remember():
     """A second batch size is captured as another step; the residual of the first step must not be lost."""
     variable = tf.Variable(np.zeros((12, 10)), name="v")
     first, second = (
-        rewritten(captured, plan(captured.item, 2, compressor=POWER_SGD))[0].initializers
+        rewritten(captured, plan(captured.step, 2, compressor=POWER_SGD))[0].initializers
         for captured in (capture(given_gradient(variable), np.zeros((n, 12, 10))) for n in (3, 4))
     )
     assert set(first) == set(second) and len(first) == 2
@@ -131,16 +131,16 @@ def test_variables_of_equal_names_remember_apart():
     found = []
     for shared_name in (b"model_1/v", b"model_2/v"):
         captured = capture(given_gradient(tf.Variable(np.zeros((12, 10)), name="v")), np.zeros((3, 12, 10)))
-        handle = next(n for n in captured.item.graph_def.node if n.op == "VarHandleOp")
+        handle = next(n for n in captured.step.graph_def.node if n.op == "VarHandleOp")
         handle.attr["shared_name"].s = shared_name
-        found.append(rewritten(captured, plan(captured.item, 2, compressor=TOP_K))[0].initializers.keys())
+        found.append(rewritten(captured, plan(captured.step, 2, compressor=TOP_K))[0].initializers.keys())
     assert found[0].isdisjoint(found[1])
 
 
 def test_shards_are_compressed_each_by_itself():
     gradient = np.random.default_rng(2).normal(size=(12, 10))
     captured = capture(given_gradient(tf.Variable(np.zeros((12, 10)), name="v")), np.zeros((3, 12, 10)))
-    strategy = plan(captured.item, 2)
+    strategy = plan(captured.step, 2)
     (node,) = strategy.nodes
     node.ClearField("all_reduce")
     node.partition.CopyFrom(strategy_pb2.Partition(axis=0, sizes=[5, 7]))

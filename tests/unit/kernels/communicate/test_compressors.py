@@ -48,7 +48,7 @@ def gradients(shape, sizes=SIZES, dtype="float64"):
 def trained(compressor, batches, workers, initial=0.0):
     variable = tf.Variable(np.full(batches[0].shape[1:], initial, batches[0].dtype), name="v")
     captured = capture(given_gradient(variable), batches[0])
-    return train(captured, plan(captured.item, workers, compressor=compressor), [(b,) for b in batches])
+    return train(captured, plan(captured.step, workers, compressor=compressor), [(b,) for b in batches])
 
 
 # -- the same numbers as NumPy -----------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_top_k_sends_the_largest_and_remembers_the_rest(workers):
 def test_power_sgd_is_one_power_iteration_on_the_sum(workers, shape):
     batches = gradients(shape)
     variable = tf.Variable(np.zeros(shape), name="v")
-    strategy_item = capture(given_gradient(variable), batches[0]).item
+    strategy_item = capture(given_gradient(variable), batches[0]).step
     position = strategy_item.gradients[0].variable
     named = PendingReduction(
         f"{position}/0", PendingReductionKind.GRADIENT, ("v:0",), ("v:0",), "w:0", 1, tf.float64, tf.TensorShape(shape),
@@ -138,7 +138,7 @@ def test_values_that_are_not_finite_reach_all_workers_and_leave_no_residual(name
     poisoned = good[1].copy()
     poisoned[-1, 3, 3] = bad  # the last worker's alone
     captured = capture(step, good[0])
-    strategy = plan(captured.item, 2, compressor=ALL[name])
+    strategy = plan(captured.step, 2, compressor=ALL[name])
     with_it = train(captured, strategy, [(b,) for b in (good[0], poisoned, *good[2:])]).variable("v")
     without_it = train(captured, strategy, [(b,) for b in (good[0], *good[2:])]).variable("v")
     assert np.isfinite(with_it).all()
@@ -158,7 +158,7 @@ def test_gradients_of_sixteen_bits(asked, dtype):
     variable = tf.Variable(tf.zeros((40, 30), dtype), name="v")
     batches = [tf.cast(b, dtype).numpy() for b in gradients((40, 30))]
     captured = capture(given_gradient(variable), tf.TensorSpec([None, 40, 30], dtype))
-    strategy = plan(captured.item, 3, compressor=asked)
+    strategy = plan(captured.step, 3, compressor=asked)
     found = train(captured, strategy, [(b,) for b in batches]).variable("v").astype("float64")
     assert np.isfinite(found).all() and np.abs(found).max() > 0.1
 
@@ -168,7 +168,7 @@ def test_workers_without_replicas_learn_the_same_sums(name):
     """They have no residuals and send nothing, and the others' results do not depend on them."""
     batches = gradients((16, 12))
     captured = capture(given_gradient(tf.Variable(np.zeros((16, 12)), name="v")), batches[0])
-    beside = plan(captured.item, 2, compressor=ALL[name], servers=2)
+    beside = plan(captured.step, 2, compressor=ALL[name], servers=2)
     idle = rewritten(captured, beside)[2:]
     assert not any(item.initializers or sent_bytes(item) for item in idle)
     found = train(captured, beside, [(b,) for b in batches])

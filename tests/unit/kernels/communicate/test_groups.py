@@ -86,11 +86,11 @@ def test_each_group_trains_as_one_device_on_its_examples(name, monkeypatch):
     monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", direct_bytes)
     step, batches = make_step(), batches_of(workers)
     captured = capture(step, batches[0])
-    strategy = plan(captured.item, workers)
+    strategy = plan(captured.step, workers)
     for node in strategy.nodes:
         node.all_reduce.spec = spec
     if spec == Spec.HIERARCHICAL:
-        strategy.graph_config.teams[:] = [worker // 4 for worker in range(workers)]
+        strategy.graph_config.subgroups[:] = [worker // 4 for worker in range(workers)]
     found = Session(captured, strategy, kernels_in(groups)).train([(batch,) for batch in batches])
     for group in groups:
         own = of_group(batches, workers, group)
@@ -104,7 +104,7 @@ def test_each_group_trains_as_one_device_on_its_examples(name, monkeypatch):
 
 def compressing(captured, workers):
     """A strategy that compresses the dense gradient."""
-    strategy = plan(captured.item, workers, compressor=Float16())
+    strategy = plan(captured.step, workers, compressor=Float16())
     (table,) = (node for node in strategy.nodes if node.variable == "table")
     table.all_reduce.ClearField("compressor")
     return strategy

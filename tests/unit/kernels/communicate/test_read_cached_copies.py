@@ -32,14 +32,14 @@ OWNERS = {
 def test_training_is_that_of_one_device(optimizer, owners):
     choices = Choices("mean", optimizer, is_tied=True, is_frozen=False, counts_steps=True)
     captured, batches, alone = on_one_device(choices, 7, (5, 2, 4))
-    strategy = plan(captured.item, 2, 2, OWNERS[owners], servers=1, local_proxy=True)
+    strategy = plan(captured.step, 2, 2, OWNERS[owners], servers=1, local_proxy=True)
     assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
 
 
 def test_every_gradient_counts_under_asynchronous_servers():
     batches = linear_batches([7, 4, 1, 9])
     captured = capture(plain_linear_step(), *batches[0])
-    strategy = plan(captured.item, 3, 1, {"table": 0, "kernel": 1}, asynchronous=True, local_proxy=True)
+    strategy = plan(captured.step, 3, 1, {"table": 0, "kernel": 1}, asynchronous=True, local_proxy=True)
     trained = train(captured, strategy, batches)
     for name, value in expected(batches, 3).items():
         np.testing.assert_allclose(trained.variable(name), value, rtol=1e-12, atol=1e-12)
@@ -55,7 +55,7 @@ def test_updates_are_those_of_one_device_under_staleness(optimizer):
 @pytest.mark.parametrize("options", [{}, {"asynchronous": True}, {"staleness": 1}])
 def test_gradients_wait_for_no_read_from_another_worker(options):
     captured = capture(make_step(Choices("mean", "adam", True, False, False)), *make_batches(1, [2])[0])
-    strategy = plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), local_proxy=True, **options)
+    strategy = plan(captured.step, 2, 1, dict.fromkeys(OWNED, 1), local_proxy=True, **options)
     step = rewritten(captured, strategy)[0]
     editor = GraphEditor(step.graph_def)
     loss = editor.ancestors(map(node_of, step.outputs))
@@ -67,14 +67,14 @@ def test_gradients_wait_for_no_read_from_another_worker(options):
 
 def test_the_owner_of_synchronous_variables_reads_these_themselves():
     captured = capture(make_step(Choices("mean", "sgd", False, False, False)), *make_batches(1, [2])[0])
-    strategy = plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), local_proxy=True)
-    assert not any("cached_copy" in node.name for node in rewrite(captured.item, Context(strategy, 1)).graph_def.node)
+    strategy = plan(captured.step, 2, 1, dict.fromkeys(OWNED, 1), local_proxy=True)
+    assert not any("cached_copy" in node.name for node in rewrite(captured.step, Context(strategy, 1)).graph_def.node)
 
 
 @pytest.mark.parametrize("local_proxy", [False, True])
 def test_values_that_a_session_sets_reach_the_cached_copies(local_proxy):
     captured = capture(make_step(Choices("mean", "sgd", False, False, False)), *make_batches(1, [2])[0])
-    strategy = plan(captured.item, 3, 1, dict.fromkeys(OWNED, 1), local_proxy=local_proxy)
+    strategy = plan(captured.step, 3, 1, dict.fromkeys(OWNED, 1), local_proxy=local_proxy)
     with tf.Graph().as_default() as graph:
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="session/gain", name="gain")
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(2.0, tf.float64), name="set")

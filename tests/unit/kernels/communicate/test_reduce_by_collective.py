@@ -50,7 +50,7 @@ def words(count):
 
 
 def by(spec, captured, workers=2, device="cpu"):
-    strategy = plan(captured.item, workers)
+    strategy = plan(captured.step, workers)
     for node in strategy.nodes:
         node.all_reduce.spec = spec
     for replica in strategy.graph_config.replicas:
@@ -119,12 +119,12 @@ def on_device(graph_def, worker):
 
 
 def handles(graph, worker, captured):
-    return [(graph.get_tensor_by_name(f"w{worker}/{v.handle}:0"), v.dtype) for v in captured.item.variables]
+    return [(graph.get_tensor_by_name(f"w{worker}/{v.handle}:0"), v.dtype) for v in captured.step.variables]
 
 
 def test_a_step_by_shuffle_is_left_as_it_is():
     captured = capture(make_step(), words(4))
-    context = Context(plan(captured.item, 2), 0)
+    context = Context(plan(captured.step, 2), 0)
     join = PendingReduction(
         "j", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([]), context.group
     )
@@ -240,7 +240,7 @@ def test_a_ring_trains_as_one_device_does_with_uneven_and_missing_parts(workers)
     values, outputs = run_together(captured, by(Spec.RING, captured, workers), batches)
     expected = one_device(captured, step, [[b] for b in batches])
     for mine in values:
-        for variable, value, same in zip(captured.item.variables, mine, values[0], strict=True):
+        for variable, value, same in zip(captured.step.variables, mine, values[0], strict=True):
             np.testing.assert_allclose(value, expected.variables[0][variable.name], rtol=1e-12, atol=1e-12)
             np.testing.assert_array_equal(value, same, err_msg=variable.name)
     for losses, ((wanted,),) in zip(outputs, expected.outputs, strict=True):

@@ -70,20 +70,20 @@ def check_queues(items):
 )
 def test_every_queue_is_filled_by_one_worker_and_emptied_by_another(choices, workers, owners):
     captured = capture(make_step(choices), *make_batches(0, [4])[0])
-    strategy = plan(captured.item, workers, 1, {name: owner % workers for name, owner in owners.items()})
+    strategy = plan(captured.step, workers, 1, {name: owner % workers for name, owner in owners.items()})
     check_queues(rewritten(captured, strategy))
 
 
 def test_one_worker_has_no_queues():
     captured = capture(make_step(PLAIN), *make_batches(0, [4])[0])
-    (step,) = rewritten(captured, plan(captured.item, 1, 3))
+    (step,) = rewritten(captured, plan(captured.step, 1, 3))
     assert not queues_of(step, 0)
-    assert ReduceByShuffle().apply(step, Context(plan(captured.item, 1, 3), 0)) is step
+    assert ReduceByShuffle().apply(step, Context(plan(captured.step, 1, 3), 0)) is step
 
 
 def test_the_same_step_is_rewritten_to_the_same_bytes():
     captured = capture(make_step(PLAIN), *make_batches(0, [4])[0])
-    strategy = plan(captured.item, 2, 2, {"kernel": 1})
+    strategy = plan(captured.step, 2, 2, {"kernel": 1})
     first, second = rewritten(captured, strategy), rewritten(captured, strategy)
     for one, other in zip(first, second, strict=True):
         assert [n.SerializeToString(deterministic=True) for n in one.graph_def.node] == [
@@ -98,7 +98,7 @@ def test_buckets_of_any_size_give_the_same_numbers(bucket_bytes, monkeypatch):
     step, data = make_step(PLAIN), make_batches(2, [5, 2])
     captured = capture(step, *data[0])
     kernels = tuple(ReduceByShuffle(bucket_bytes) if isinstance(k, ReduceByShuffle) else k for k in KERNELS)
-    strategy = plan(captured.item, 3)
+    strategy = plan(captured.step, 3)
     check_queues(rewritten(captured, strategy, kernels))
     assert_same(Session(captured, strategy, kernels).train(data), one_device(captured, step, data))
 
@@ -108,7 +108,7 @@ def test_buckets_that_grow_with_the_workers_give_the_same_bits(monkeypatch):
     step, data = make_step(PLAIN), make_batches(2, [5, 2])
     captured = capture(step, *data[0])
     kernels = tuple(ReduceByShuffle(100) if isinstance(k, ReduceByShuffle) else k for k in KERNELS)
-    strategy = plan(captured.item, 3)
+    strategy = plan(captured.step, 3)
     small = Session(captured, strategy, kernels).train(data)
     monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.EVENLY_CUT", 1)
     grown = Session(captured, strategy, kernels).train(data)
@@ -122,8 +122,8 @@ def test_with_more_workers_there_are_fewer_buckets(monkeypatch):
     before = KERNELS[: [isinstance(k, ReduceByShuffle) for k in KERNELS].index(True)]
 
     def pieces(workers):
-        context = Context(plan(captured.item, workers), 1)
-        step = rewrite(captured.item, context, kernels=(*before, ReduceByShuffle(50)))
+        context = Context(plan(captured.step, workers), 1)
+        step = rewrite(captured.step, context, kernels=(*before, ReduceByShuffle(50)))
         return Counter(name.split("/")[0] for name in queues_of(step, 1) if "/piece/" in name)
 
     few, many = pieces(16), pieces(32)
@@ -135,7 +135,7 @@ def test_small_state_and_small_gradients_share_buckets():
     """A queue for every variable would cost a round trip each."""
     step = make_step(PLAIN)
     captured = capture(step, *make_batches(0, [4])[0])
-    sources = {name.partition("/")[0] for name in check_queues(rewritten(captured, plan(captured.item, 2)))}
+    sources = {name.partition("/")[0] for name in check_queues(rewritten(captured, plan(captured.step, 2)))}
     assert len(sources) == 3  # the table's rows, the dense gradients, the loss
 
 
@@ -153,5 +153,5 @@ def test_averages_of_many_layers_share_one_bucket():
         return loss
 
     captured = capture(step, make_batches(0, [4])[0][1].repeat(2, 1))
-    sources = {name.partition("/")[0] for name in check_queues(rewritten(captured, plan(captured.item, 2)))}
+    sources = {name.partition("/")[0] for name in check_queues(rewritten(captured, plan(captured.step, 2)))}
     assert len(sources) == 2  # the gradient; the averages and the loss

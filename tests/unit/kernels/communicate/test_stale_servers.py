@@ -55,7 +55,7 @@ def on_one_device(optimizer: str):
 
 def assert_trains_as_one_device(optimizer: str, make_strategy) -> None:
     captured, batches, alone = on_one_device(optimizer)
-    found = train(captured, make_strategy(captured.item), batches)
+    found = train(captured, make_strategy(captured.step), batches)
     for name, value in alone.variables[0].items():
         np.testing.assert_allclose(found.variable(name), value, rtol=1e-9, atol=1e-9, err_msg=name)
 
@@ -73,7 +73,7 @@ def test_stale_and_synchronous_variables_stand_side_by_side(replicas, owners):
 
 def test_a_step_and_what_is_served_share_nothing_that_has_state():
     captured = capture(make_step(Choices("mean", "adam", True, False, True)), *make_batches(1, [2])[0])
-    for item in rewritten(captured, plan(captured.item, 2, 1, {"table": 0, "kernel": 1, "gain": 1}, staleness=3)):
+    for item in rewritten(captured, plan(captured.step, 2, 1, {"table": 0, "kernel": 1, "gain": 1}, staleness=3)):
         editor = GraphEditor(item.graph_def)
         step = editor.ancestors([*map(node_of, item.outputs), *item.targets])
         shared = {editor[name].op for name in step & editor.ancestors(item.background_nodes)}
@@ -83,7 +83,7 @@ def test_a_step_and_what_is_served_share_nothing_that_has_state():
 
 def test_a_step_waits_for_no_update():
     captured = capture(make_step(Choices("mean", "momentum", False, False, False)), *make_batches(1, [2])[0])
-    step = rewritten(captured, plan(captured.item, 2, 1, dict.fromkeys(OWNED, 0), staleness=1))[0]
+    step = rewritten(captured, plan(captured.step, 2, 1, dict.fromkeys(OWNED, 0), staleness=1))[0]
     editor, effects = GraphEditor(step.graph_def), Effects(step.graph_def)
 
     def written(names):
@@ -95,9 +95,9 @@ def test_a_step_waits_for_no_update():
 
 def test_a_norm_over_stale_and_synchronous_gradients_is_refused():
     captured = capture(make_step(Choices("mean", "global norm", False, False, False)), *make_batches(1, [2])[0])
-    strategy = plan(captured.item, 2, 1, {"table": 0, "kernel": 1}, staleness=1)
+    strategy = plan(captured.step, 2, 1, {"table": 0, "kernel": 1}, staleness=1)
     with pytest.raises(StrategyError, match=r"kernel \(stale\) and gain \(synchronous\).*`staleness`"):
-        rewrite(captured.item, Context(strategy, 0))
+        rewrite(captured.step, Context(strategy, 0))
 
 
 def test_returning_a_gradient_is_refused():
@@ -111,17 +111,17 @@ def test_returning_a_gradient_is_refused():
         return tf.norm(gradient)
 
     captured = capture(step, np.ones([2, 3]))
-    strategy = plan(captured.item, 2, 1, {"kernel": 1}, staleness=1)
+    strategy = plan(captured.step, 2, 1, {"kernel": 1}, staleness=1)
     with pytest.raises(StrategyError, match="returned by the step and computed from the gradient of kernel"):
-        rewrite(captured.item, Context(strategy, 0))
+        rewrite(captured.step, Context(strategy, 0))
 
 
 def test_an_update_under_a_condition_that_counts_steps_is_refused():
     step = linear_step(keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
     captured = capture(step, *make_batches(1, [2])[0])
-    strategy = plan(captured.item, 2, 1, OWNERS["one owner"], staleness=1)
+    strategy = plan(captured.step, 2, 1, OWNERS["one owner"], staleness=1)
     with pytest.raises(StrategyError, match=r"iteration is written by the step and read within .* \(If\)"):
-        rewrite(captured.item, Context(strategy, 1))
+        rewrite(captured.step, Context(strategy, 1))
 
 
 def test_checks_of_gradients_are_made_where_these_are_whole():
@@ -133,7 +133,7 @@ def test_checks_of_gradients_are_made_where_these_are_whole():
         kernel.assign_sub(tf.debugging.check_numerics(tape.gradient(loss, kernel), "no number"))
 
     captured = capture(step, np.ones([2, 3]))
-    for worker, item in enumerate(rewritten(captured, plan(captured.item, 2, 1, {"kernel": 1}, staleness=1))):
+    for worker, item in enumerate(rewritten(captured, plan(captured.step, 2, 1, {"kernel": 1}, staleness=1))):
         editor = GraphEditor(item.graph_def)
         in_step, served = editor.ancestors(item.targets), editor.ancestors(item.background_nodes)
         assert not any(editor[name].op == "CheckNumerics" for name in in_step)
@@ -152,6 +152,6 @@ def test_an_update_has_what_was_fed_to_its_own_step():
 
     batches = [(np.full([4, 3], k + 1.0), np.float64(10.0**-k)) for k in range(4)]
     captured = capture(step, *batches[0])
-    strategy = plan(captured.item, 2, 1, {"kernel": 2}, servers=1, staleness=1)
+    strategy = plan(captured.step, 2, 1, {"kernel": 2}, servers=1, staleness=1)
     found = train(captured, strategy, batches).variable("kernel")
     np.testing.assert_allclose(found, -sum(10.0**-k * (k + 1) ** 2 for k in range(4)) * np.ones(3), rtol=1e-12)

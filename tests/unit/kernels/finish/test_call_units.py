@@ -14,7 +14,7 @@ MICRO_BATCHES = 4
 
 def strategy_of(captured, stages=2, micro_batches=MICRO_BATCHES, schedule="GPipe", recompute=False):
     lies = models.stage_of(captured, stages)
-    return models.pipelined(captured.item, lies, stages, micro_batches, schedule, recompute=recompute)
+    return models.pipelined(captured.step, lies, stages, micro_batches, schedule, recompute=recompute)
 
 
 def calls_of(step):

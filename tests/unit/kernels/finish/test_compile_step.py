@@ -62,14 +62,14 @@ def writes_in(step, function):
 
 def test_a_step_that_does_not_ask_stays_as_it_is(keras_in_float64):
     captured = capture(dense_step(optimizers.Adam()), *batches(8)[0])
-    strategy = plan(captured.item, 1, 2)
+    strategy = plan(captured.step, 1, 2)
     (plain,) = rewritten(captured, strategy, WITHOUT)
     assert CompileStep().apply(plain, Context(strategy, 0)) is plain
 
 
 def test_alone_the_whole_step_is_one_function(keras_in_float64):
     captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
-    (step,) = rewritten(captured, plan(captured.item))
+    (step,) = rewritten(captured, plan(captured.step))
     (function,) = called(step)
     assert len(writes_in(step, function)) == 7  # two weights, their two slots each, and the iterations
     assert {n.op for n in step.graph_def.node} == {
@@ -80,7 +80,7 @@ def test_alone_the_whole_step_is_one_function(keras_in_float64):
 def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
     step = dense_step(optimizers.Adam())
     captured = asking(step, *batches(8)[0])
-    session = Session(captured, plan(captured.item, 1, 2))
+    session = Session(captured, plan(captured.step, 1, 2))
     (item,) = session.items
     first, second, third = sorted(called(item), key=called(item).count, reverse=True)
     assert first == second != third
@@ -105,7 +105,7 @@ def test_ops_that_only_xla_supports_are_compiled_in_any_size(keras_in_float64, r
     rng = np.random.default_rng(1)
     examples = [[rng.normal(size=(size, 4, 4, 4, 2))] for size in (4, 4, 3)]
     captured = capture(step, *examples[0])
-    session = Session(captured, plan(captured.item, 1, replicas))
+    session = Session(captured, plan(captured.step, 1, replicas))
     assert all(called(item) for item in session.items)
     assert_same(session.train(examples), one_device(captured, step, examples))
 
@@ -122,8 +122,8 @@ OPTIMIZERS = {
 def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
     step = dense_step(OPTIMIZERS[optimizer]())
     captured = asking(step, *batches(8)[0])
-    trained = list(dict.fromkeys(g.variable for g in captured.item.gradients))
-    strategy = plan(captured.item, 2, 1, dict(zip(trained, owners, strict=False)), one_machine=True)
+    trained = list(dict.fromkeys(g.variable for g in captured.step.gradients))
+    strategy = plan(captured.step, 2, 1, dict(zip(trained, owners, strict=False)), one_machine=True)
     session = Session(captured, strategy)
     assert all(called(item) for item in session.items)
     data = batches(5, 4, 4)  # XLA compiles again for each length of a part
@@ -136,7 +136,7 @@ def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
 def test_an_update_of_all_workers_is_the_same_function_on_each(keras_in_float64, spec, workers, replicas):
     step = dense_step(optimizers.Adam(0.01, global_clipnorm=0.1))
     captured = asking(step, *batches(8)[0])
-    strategy = plan(captured.item, workers, replicas, one_machine=True)
+    strategy = plan(captured.step, workers, replicas, one_machine=True)
     for k, node in enumerate(strategy.nodes):
         node.all_reduce.spec, node.all_reduce.group = strategy_pb2.AllReduce.Spec.Value(spec), k
     one, *others = [called(item) for item in rewritten(captured, strategy)]
@@ -146,7 +146,7 @@ def test_an_update_of_all_workers_is_the_same_function_on_each(keras_in_float64,
 def test_an_update_that_unlike_machines_would_make_side_by_side_is_not_compiled(keras_in_float64):
     step = dense_step(optimizers.Adam())
     captured = asking(step, *batches(8)[0])
-    session = Session(captured, plan(captured.item, 2, 1))
+    session = Session(captured, plan(captured.step, 2, 1))
     for item in session.items:
         (function,) = called(item)
         assert "MatMul" in body_of(item, function) and not writes_in(item, function)
@@ -157,7 +157,7 @@ def test_an_update_that_unlike_machines_would_make_side_by_side_is_not_compiled(
 def test_gradients_in_two_buckets_are_updated_in_two_functions(keras_in_float64):
     """The bucket that arrives first does not wait for the later one."""
     captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
-    strategy = plan(captured.item, 2, 1, one_machine=True)
+    strategy = plan(captured.step, 2, 1, one_machine=True)
     for k, node in enumerate(strategy.nodes):
         node.all_reduce.group = k
     for step in rewritten(captured, strategy):
@@ -178,7 +178,7 @@ def test_ops_that_xla_cannot_compile_stay_outside_and_are_logged(caplog):
     given = [[np.random.default_rng(k).normal(size=(6, 4))] for k in range(2)]
     captured = asking(step, *given[0])
     with caplog.at_level(logging.INFO, logger="autodist"):
-        session = Session(captured, plan(captured.item, 1, 1))
+        session = Session(captured, plan(captured.step, 1, 1))
     (said,) = [r.message for r in caplog.records if "jit_compile" in r.message]
     assert "Where" in said and "Tanh" not in said
     assert ops_in(session.items[0], "Where") and not ops_in(session.items[0], "Tanh")
@@ -197,7 +197,7 @@ def test_seeded_draws_are_those_without_xla_and_differ_between_replicas():
 
     given = [[np.zeros((4, 4))]]
     captured = asking(step, *given[0])
-    strategy = plan(captured.item, 1, 2)
+    strategy = plan(captured.step, 1, 2)
     compiled, plain = (Session(captured, strategy, kernels) for kernels in (KERNELS, WITHOUT))
     assert called(compiled.items[0])
     (found,), (wanted,) = compiled.train(given).outputs[0], plain.train(given).outputs[0]
@@ -218,7 +218,7 @@ def test_stateless_draws_differ_between_replicas(keras_in_float64):
 
     given = [[np.ones((2, 32))]]
     captured = asking(step, *given[0])
-    session = Session(captured, plan(captured.item, 1, 2))
+    session = Session(captured, plan(captured.step, 1, 2))
     assert not ops_in(session.items[0], "StatelessRandomUniform")
     ((dropped,),) = session.train(given).outputs[0]
     assert set(np.unique(dropped)) == {0.0, 2.0}
@@ -236,7 +236,7 @@ def test_an_assertion_still_stops_the_step():
         return loss
 
     captured = asking(step, np.ones((4, 4)))
-    session = Session(captured, plan(captured.item, 1, 2))
+    session = Session(captured, plan(captured.step, 1, 2))
     assert called(session.items[0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="x > 0"):
         session.train([[-np.ones((4, 4))]])
@@ -259,7 +259,7 @@ def test_a_nested_function_is_compiled_with_its_gradient_and_nothing_else():
 
     given = [[np.random.default_rng(k).normal(size=(6, 4))] for k in range(2)]
     captured = capture(step, *given[0])
-    session = Session(captured, plan(captured.item, 1, 2))
+    session = Session(captured, plan(captured.step, 1, 2))
     (item,) = session.items
     (function,) = set(called(item))
     assert {"Sin", "Cos", "Square"} <= set(body_of(item, function))
@@ -295,7 +295,7 @@ def recurrent(keras_in_float64):
 def test_loops_and_their_gradients_are_part_of_a_replicas_function(recurrent):
     step_with, given_batches = recurrent
     captured = asking(step_with(None), *given_batches[0])
-    session = Session(captured, plan(captured.item, 1, 2))
+    session = Session(captured, plan(captured.step, 1, 2))
     assert not any(ops_in(item, "While", "StatelessWhile", "TensorList") for item in session.items)
     assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
 
@@ -304,7 +304,7 @@ def test_loops_and_their_gradients_are_part_of_a_replicas_function(recurrent):
 def test_loops_of_a_nested_function_stay_outside(recurrent):
     step_with, given_batches = recurrent
     captured = capture(step_with(True), *given_batches[0])
-    session = Session(captured, plan(captured.item, 1, 2))
+    session = Session(captured, plan(captured.step, 1, 2))
     (step,) = session.items
     assert called(step) and ops_in(step, "While")
     assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
@@ -324,7 +324,7 @@ def test_names_of_the_script_that_look_like_a_replicas_are_told_apart():
     given_batches = [[np.random.default_rng(k).normal(size=(4, 4))] for k in range(2)]
     captured = asking(step, *given_batches[0])
     for shape in ((1, 1), (2, 1)):
-        session = Session(captured, plan(captured.item, *shape, one_machine=True))
+        session = Session(captured, plan(captured.step, *shape, one_machine=True))
         assert all(called(item) for item in session.items)
         assert_same(session.train(given_batches), one_device(captured, step, given_batches))
 
@@ -345,7 +345,7 @@ def test_control_inputs_of_a_call_are_those_of_its_nodes(keras_in_float64):
     given = [[np.random.default_rng(k).normal(size=(6, 4))] for k in range(3)]
     captured = asking(step, *given[0])
     for workers, replicas in ((1, 1), (1, 2), (2, 1)):
-        session = Session(captured, plan(captured.item, workers, replicas, one_machine=True))
+        session = Session(captured, plan(captured.step, workers, replicas, one_machine=True))
         assert all(called(item) for item in session.items)
         assert_same(session.train(given), one_device(captured, step, given))
 
@@ -356,7 +356,7 @@ def test_random_programs_do_what_they_do_uncompiled(program, shape):
     step = make_program(program)
     given_batches = [[np.random.default_rng(k).normal(size=(4, 3))] for k in range(2)]
     captured = asking(step, *given_batches[0])
-    strategy = plan(captured.item, *shape, one_machine=True)
+    strategy = plan(captured.step, *shape, one_machine=True)
     wanted = Session(captured, strategy, WITHOUT).train(given_batches)
     wanted = replace(wanted, outputs=[outputs[:1] for outputs in wanted.outputs])  # each worker's are the same
     assert_same(Session(captured, strategy).train(given_batches), wanted, rtol=1e-10)
@@ -374,7 +374,7 @@ def test_random_assignments_train_as_one_device_does_and_no_two_workers_wait_for
 ):
     step, given_batches = make_step(choices), batches_of_words(3, [5, 5])
     captured = asking(step, *given_batches[0])
-    strategy = strategy_of(captured.item, *shape, kept_by_name=kept_by_name, servers=servers if shape[0] > 1 else 0)
+    strategy = strategy_of(captured.step, *shape, kept_by_name=kept_by_name, servers=servers if shape[0] > 1 else 0)
     strategy.graph_config.one_machine = True
     found = Session(captured, strategy).train(given_batches)
     assert_same(found, one_device(captured, step, given_batches), rtol=1e-9)
@@ -401,7 +401,7 @@ def test_attributes_of_tensorflow_1s_jit_scope_are_kept_in_every_replica():
 
 def test_no_control_input_of_a_function_leads_outside(keras_in_float64):
     captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
-    for step in rewritten(captured, plan(captured.item, 2, 2, one_machine=True)):
+    for step in rewritten(captured, plan(captured.step, 2, 2, one_machine=True)):
         for function in step.graph_def.library.function:
             inside = {n.name for n in function.node_def}
             assert {i[1:] for n in function.node_def for i in n.input if is_control(i)} <= inside

@@ -53,14 +53,14 @@ def writes_in(step):
 def test_optimizers_train_as_on_one_device(keras_in_float64, name):
     step = dense_step(OPTIMIZERS[name]())
     captured = capture(step, *batches()[0])
-    session = Session(captured, plan(captured.item, 1, 2), ALL_SIZES)
+    session = Session(captured, plan(captured.step, 1, 2), ALL_SIZES)
     assert calls_in(session.items[0])
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 
 def test_two_matrices_take_one_call_each_of_one_function(keras_in_float64):
     captured = capture(dense_step(optimizers.Adam()), *batches()[0])
-    (step,) = rewritten(captured, plan(captured.item, 1, 2), ALL_SIZES)
+    (step,) = rewritten(captured, plan(captured.step, 1, 2), ALL_SIZES)
     assert len(calls_in(step)) == 2
     assert len(step.graph_def.library.function) == 1
     assert writes_in(step) == ["AssignVariableOp"]  # of the iterations
@@ -74,17 +74,17 @@ def test_two_matrices_take_one_call_each_of_one_function(keras_in_float64):
 
 def test_small_variables_are_left_alone(keras_in_float64):
     captured = capture(dense_step(optimizers.Adam()), *batches()[0])
-    (step,) = rewritten(captured, plan(captured.item, 1, 2))
+    (step,) = rewritten(captured, plan(captured.step, 1, 2))
     assert not calls_in(step)
 
 
 def test_on_many_machines_only_updates_of_owned_variables_are_compiled(keras_in_float64):
     step = dense_step(optimizers.Adam())
     captured = capture(step, *batches()[0])
-    _, second = (v.name for v in captured.item.variables if v.trainable and len(v.shape) == 2)
-    session = Session(captured, plan(captured.item, 2, 1, {second: 1}), ALL_SIZES)
+    _, second = (v.name for v in captured.step.variables if v.trainable and len(v.shape) == 2)
+    session = Session(captured, plan(captured.step, 2, 1, {second: 1}), ALL_SIZES)
     assert [len(calls_in(item)) for item in session.items] == [0, 1]
-    handle = next(v.handle for v in captured.item.variables if v.name == second)
+    handle = next(v.handle for v in captured.step.variables if v.name == second)
     assert handle in calls_in(session.items[1])[0].input
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
@@ -92,7 +92,7 @@ def test_on_many_machines_only_updates_of_owned_variables_are_compiled(keras_in_
 def test_workers_of_one_machine_compile_what_they_all_update_and_stay_alike(keras_in_float64):
     step = dense_step(optimizers.Adam())
     captured = capture(step, *batches()[0])
-    session = Session(captured, plan(captured.item, 2, 1, one_machine=True), ALL_SIZES)
+    session = Session(captured, plan(captured.step, 2, 1, one_machine=True), ALL_SIZES)
     assert [len(calls_in(item)) for item in session.items] == [2, 2]
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
@@ -108,7 +108,7 @@ def test_half_precision_and_integers_are_left_alone():
         return loss
 
     captured = capture(step, np.ones((2, 4), np.float16))
-    (item,) = rewritten(captured, plan(captured.item, 1, 2), ALL_SIZES)
+    (item,) = rewritten(captured, plan(captured.step, 1, 2), ALL_SIZES)
     assert not calls_in(item)
 
 
@@ -124,7 +124,7 @@ def test_the_outputs_of_the_step_stay_outside():
 
     given = [[np.random.default_rng(k).normal(size=(4, 4))] for k in range(2)]
     captured = capture(step, *given[0])
-    session = Session(captured, plan(captured.item, 1, 2), ALL_SIZES)
+    session = Session(captured, plan(captured.step, 1, 2), ALL_SIZES)
     assert len(calls_in(session.items[0])) == 1
     assert_same(session.train(given), one_device(captured, step, given))
 
@@ -142,6 +142,6 @@ def test_a_norm_between_two_writes_of_a_variable_keeps_them_apart():
 
     given = [[np.random.default_rng(k).normal(size=(4, 4))] for k in range(3)]
     captured = capture(step, *given[0])
-    session = Session(captured, plan(captured.item, 1, 2), ALL_SIZES)
+    session = Session(captured, plan(captured.step, 1, 2), ALL_SIZES)
     assert calls_in(session.items[0])
     assert_same(session.train(given), one_device(captured, step, given))

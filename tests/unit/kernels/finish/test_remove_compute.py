@@ -33,19 +33,19 @@ def steps(optimizer: str, sizes: list[int]):
 @pytest.mark.parametrize("optimizer, owners", pairs(["adam", "average", "global norm"], OWNERS))
 def test_training_is_that_of_one_device(optimizer, owners):
     captured, batches, alone = on_one_device(choices(optimizer), 5, (5, 1, 4))
-    strategy = plan(captured.item, 2, 1, OWNERS[owners], servers=2)
+    strategy = plan(captured.step, 2, 1, OWNERS[owners], servers=2)
     assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
 
 
 def test_one_replica_may_have_all_its_variables_on_another_worker():
     step, captured, batches = steps("momentum", [3, 2])
-    strategy = plan(captured.item, 1, 1, dict.fromkeys(("table", "kernel", "gain"), 1), servers=1)
+    strategy = plan(captured.step, 1, 1, dict.fromkeys(("table", "kernel", "gain"), 1), servers=1)
     assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-12)
 
 
 def test_the_chief_may_be_one_of_them():
     step, captured, batches = steps("adam", [3, 2])
-    strategy = plan(captured.item, 1, 1, {"table": 0, "kernel": 1}, servers=1)
+    strategy = plan(captured.step, 1, 1, {"table": 0, "kernel": 1}, servers=1)
     strategy.graph_config.replicas[0].worker = 1
     assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)
 
@@ -53,7 +53,7 @@ def test_the_chief_may_be_one_of_them():
 @pytest.mark.parametrize("owners", OWNERS)
 def test_nothing_is_computed_there(owners):
     _, captured, _ = steps("adam", [2])
-    with_replicas, *_, without = rewritten(captured, plan(captured.item, 2, 1, OWNERS[owners], servers=2))
+    with_replicas, *_, without = rewritten(captured, plan(captured.step, 2, 1, OWNERS[owners], servers=2))
     assert COMPUTE & {node.op for node in with_replicas.graph_def.node}
     assert not COMPUTE & {node.op for node in without.graph_def.node}
 
@@ -71,9 +71,9 @@ def test_state_is_combined_there_too():
 
     batch = np.random.default_rng(1).normal(size=(4, 3))
     captured = capture(step, batch)
-    alike = train(captured, plan(captured.item, 2, 1, {"kernel": 1}), [(batch,)])
-    found = train(captured, plan(captured.item, 2, 1, {"kernel": 2}, servers=1), [(batch,)])
-    for variable in captured.item.variables:
+    alike = train(captured, plan(captured.step, 2, 1, {"kernel": 1}), [(batch,)])
+    found = train(captured, plan(captured.step, 2, 1, {"kernel": 2}, servers=1), [(batch,)])
+    for variable in captured.step.variables:
         np.testing.assert_array_equal(found.variable(variable.name), alike.variable(variable.name))
 
 
@@ -89,7 +89,7 @@ def test_outputs_of_replicas_are_empty_on_a_worker_without_replicas():
 
     batch = np.ones([4, 3])
     captured = capture(step, batch)
-    trained = train(captured, plan(captured.item, 2, 1, {"kernel": 2}, servers=1), [(batch,)])
+    trained = train(captured, plan(captured.step, 2, 1, {"kernel": 2}, servers=1), [(batch,)])
     first, second, (rows, loss) = trained.outputs[0]
     assert len(first[0]) == len(second[0]) == 2
     assert rows.shape == (0, 2)

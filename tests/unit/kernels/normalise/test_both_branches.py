@@ -25,7 +25,7 @@ def step_with(branches: Callable[[tf.Variable, tf.Tensor], object]) -> Step:
         branches(weight, x)
         return loss
 
-    return capture(step, np.ones((4, 4))).item
+    return capture(step, np.ones((4, 4))).step
 
 
 def hindrance(branches: Callable[[tf.Variable, tf.Tensor], object]) -> str | None:
@@ -97,7 +97,7 @@ def test_a_value_whose_shape_depends_on_the_branch_is_chosen(cluster):
 
     batches = [[np.random.default_rng(k).normal(size=(count, 4))] for k, count in enumerate((7, 4, 6, 9))]
     captured = capture(step, *batches[0])
-    found = train(captured, plan(captured.item, *cluster), batches)
+    found = train(captured, plan(captured.step, *cluster), batches)
     assert_same(found, one_device(captured, tf.function(step, reduce_retracing=True), batches))
 
 

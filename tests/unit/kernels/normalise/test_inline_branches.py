@@ -109,7 +109,7 @@ def on_one_device(optimizer: str) -> tuple[CapturedFunction, list[list[np.ndarra
 def test_optimizers_with_conditions_train_what_one_device_does(optimizer, layout):
     owners, replicas = layout
     captured, batches, expected = on_one_device(optimizer)
-    strategy = plan(captured.item, 2, replicas, OWNERS[owners], servers=2 if owners == "servers" else 0)
+    strategy = plan(captured.step, 2, replicas, OWNERS[owners], servers=2 if owners == "servers" else 0)
     assert_same(train(captured, strategy, batches), expected, rtol=1e-9)
     [updates] = [value for name, value in expected.variables[0].items() if name.endswith("/iteration")]
     assert updates == (9 if "scaled" in optimizer else 10)  # the step that overflowed made none
@@ -120,7 +120,7 @@ def test_shards_of_several_owners_train_what_one_device_does(optimizer):
     batches = make_batches(overflows="scaled" in optimizer)
     step = make_step(OPTIMIZERS[optimizer]())
     captured = capture(step, *batches[0])
-    strategy = plan(captured.item, 2, 1, {"kernel": 1})
+    strategy = plan(captured.step, 2, 1, {"kernel": 1})
     cut_in_strategy(strategy, "table", Partitioning(0, (7, 5)), [0, 1])
     assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)
 
@@ -128,20 +128,20 @@ def test_shards_of_several_owners_train_what_one_device_does(optimizer):
 @pytest.mark.parametrize("optimizer", ["accumulated adam", "scaled adam"])
 def test_slots_and_accumulators_stand_with_their_variable(optimizer):
     captured = captured_step(optimizer)
-    strategy = plan(captured.item, 2, 1, OWNERS["several owners"])
+    strategy = plan(captured.step, 2, 1, OWNERS["several owners"])
     step = rewritten(captured, strategy)[0]
     kinds = ["", "_momentum", "_velocity", "_gradient_accumulator"]
     for name, owner in OWNERS["several owners"].items():
         found = {v for v in step.owners if v.rpartition("/")[2] in [name + kind for kind in kinds]}
         assert {step.owners[v] for v in found} == {owner}
         assert len(found) == (4 if optimizer == "accumulated adam" else 3)
-    placed = find_holders(captured.item, strategy)
+    placed = find_holders(captured.step, strategy)
     assert {name: one.slices[0].owner for name, one in placed.items() if name in step.owners} == step.owners
 
 
 def test_each_worker_updates_its_own_variables_alone():
     captured = captured_step("accumulated adam")
-    for worker, step in enumerate(rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))):
+    for worker, step in enumerate(rewritten(captured, plan(captured.step, 2, 1, OWNERS["several owners"]))):
         assert not step.graph_index.of_op("If")
         written = {step.by_handle[h].name for effect in step.graph_index.effects.values() for h in effect.writes}
         mine = {name for name, owner in OWNERS["several owners"].items() if owner == worker}
@@ -150,7 +150,7 @@ def test_each_worker_updates_its_own_variables_alone():
 
 def test_rows_that_one_branch_adds_stay_rows():
     captured = captured_step("scaled")
-    step = rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))[0]
+    step = rewritten(captured, plan(captured.step, 2, 1, OWNERS["several owners"]))[0]
     handle = step.by_name["table"].handle
     touching = [
         step.graph_index.nodes[name].op for name, e in step.graph_index.effects.items() if handle in e.reads | e.writes
@@ -162,8 +162,8 @@ def test_rows_that_one_branch_adds_stay_rows():
 @pytest.mark.parametrize("owners", [{}, {"table": 1, "kernel": 1, "bias": 1}])
 def test_no_op_where_all_variables_are_held_alike(owners):
     captured = captured_step("accumulated adam")
-    context = Context(plan(captured.item, 2, 1, owners), 0)
-    assert InlineBranches().apply(captured.item, context) is captured.item
+    context = Context(plan(captured.step, 2, 1, owners), 0)
+    assert InlineBranches().apply(captured.step, context) is captured.step
 
 
 @pytest.mark.feature(
@@ -172,7 +172,7 @@ def test_no_op_where_all_variables_are_held_alike(owners):
 def test_an_asynchronous_update_stays_under_one_condition_and_is_refused():
     captured = captured_step("accumulated adam")
     with pytest.raises(StrategyError, match="are written by one operation"):
-        rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"], asynchronous=True))
+        rewritten(captured, plan(captured.step, 2, 1, OWNERS["several owners"], asynchronous=True))
 
 
 def test_an_update_that_prints_in_one_branch_is_refused_by_name():
@@ -191,7 +191,7 @@ def test_an_update_that_prints_in_one_branch_is_refused_by_name():
 
     captured = capture(step, np.ones((4, 3)))
     with pytest.raises(StrategyError, match=r"first, second are written under one condition \(cond\).*PrintV2") as told:
-        rewrite(captured.item, Context(plan(captured.item, 2, 1, {"first": 0, "second": 1}), 0))
+        rewrite(captured.step, Context(plan(captured.step, 2, 1, {"first": 0, "second": 1}), 0))
     assert "give the variables one owner" in str(told.value)
 
 
@@ -281,9 +281,9 @@ def test_state_under_a_condition_is_what_one_device_leaves(update, cluster):
         batches[6][0][0] = np.nan
     step = with_state(update)
     captured = capture(step, batches[0][0])
-    assert captured.item.graph_index.of_op("If")
+    assert captured.step.graph_index.of_op("If")
     expected = one_device(captured, tf.function(step, reduce_retracing=True), batches)
-    assert_same(train(captured, plan(captured.item, *cluster), batches), expected, rtol=1e-9)
+    assert_same(train(captured, plan(captured.step, *cluster), batches), expected, rtol=1e-9)
 
 
 def test_a_value_that_a_condition_returns_is_chosen_too():
@@ -297,7 +297,7 @@ def test_a_value_that_a_condition_returns_is_chosen_too():
     step, batches = with_state(update), [[np.random.default_rng(k).normal(size=(6, 4))] for k in range(4)]
     captured = capture(step, batches[0][0])
     expected = one_device(captured, tf.function(step), batches)
-    assert_same(train(captured, plan(captured.item, 2, 2), batches), expected, rtol=1e-9)
+    assert_same(train(captured, plan(captured.step, 2, 2), batches), expected, rtol=1e-9)
 
 
 def by_an_example(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
@@ -317,7 +317,7 @@ def test_a_condition_on_which_replicas_may_not_agree_is_refused(update, name):
     with pytest.raises(
         RewriteError, match=rf"{name} is written under a condition .* may not agree .*tf\.where"
     ) as told:
-        rewrite(captured.item, Context(plan(captured.item, 2, 1), 0))
+        rewrite(captured.step, Context(plan(captured.step, 2, 1), 0))
     assert "aggregation" in str(told.value)
 
 
@@ -329,7 +329,7 @@ def test_state_beside_a_print_is_refused():
 
     captured = capture(with_state(update), np.ones((4, 4)))
     with pytest.raises(RewriteError, match=r"mean is written .* PrintV2 .* stands in one. Take it out"):
-        rewrite(captured.item, Context(plan(captured.item, 1, 2), 0))
+        rewrite(captured.step, Context(plan(captured.step, 1, 2), 0))
 
 
 def test_state_that_all_replicas_write_alike_stays_under_its_condition():
@@ -339,8 +339,8 @@ def test_state_that_all_replicas_write_alike_stays_under_its_condition():
             state.seen.assign_add(1.0)
 
     captured = capture(with_state(update), np.ones((4, 4)))
-    context = Context(plan(captured.item, 2, 2), 0)
-    assert InlineBranches().apply(captured.item, context) is captured.item
+    context = Context(plan(captured.step, 2, 2), 0)
+    assert InlineBranches().apply(captured.step, context) is captured.step
 
 
 def build_graph() -> None:

@@ -225,7 +225,7 @@ def of_two_kernels(kernels: Sequence[tf.Variable]) -> Callable[[tf.Tensor], tf.T
 
 def stage_of(captured: CapturedFunction, stages: int) -> dict[str, int]:
     """Returns the pipeline stage of each trained variable, with the four parts evenly distributed."""
-    names = dict.fromkeys(g.variable for g in captured.item.gradients)
+    names = dict.fromkeys(g.variable for g in captured.step.gradients)
     return {name: int(name.removeprefix("part_")[0]) * stages // 4 for name in names}
 
 
@@ -248,8 +248,8 @@ def pipelined(
     strategy.pipeline.schedule = SCHEDULES.index(schedule)
     strategy.pipeline.recompute = recompute
     for first in range(0, stages * pipelines, pipelines):
-        beside = [strategy_pb2.PipelineStage(worker=first + k, device="cpu:0") for k in range(1, pipelines)]
-        strategy.pipeline.stages.add(worker=first, device="cpu:0", beside=beside)
+        stage_group = [strategy_pb2.PipelineStage(worker=first + k, device="cpu:0") for k in range(1, pipelines)]
+        strategy.pipeline.stages.add(worker=first, device="cpu:0", stage_group=stage_group)
     return strategy
 
 
@@ -263,6 +263,6 @@ def trained(
 ) -> tuple[Trained, Trained, CapturedFunction]:
     """As pipelines, and as as many replicas on one worker."""
     captured = capture(step, *given[0], is_global=True)
-    strategy = pipelined(captured.item, stage_of(captured, stages), stages, micro_batches, schedule, pipelines)
-    alone = plan(captured.item, 1, micro_batches * pipelines)
+    strategy = pipelined(captured.step, stage_of(captured, stages), stages, micro_batches, schedule, pipelines)
+    alone = plan(captured.step, 1, micro_batches * pipelines)
     return train(captured, strategy, given), train(captured, alone, given), captured

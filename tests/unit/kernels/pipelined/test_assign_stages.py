@@ -25,8 +25,8 @@ def variables(count):
 
 def rewrite_for_both(step, stage_of):
     captured = capture(step, np.ones((2, 3)))
-    strategy = pipelined(captured.item, stage_of, 2, 2)
-    return [rewrite(captured.item, Context(strategy, worker)) for worker in range(2)]
+    strategy = pipelined(captured.step, stage_of, 2, 2)
+    return [rewrite(captured.step, Context(strategy, worker)) for worker in range(2)]
 
 
 def trained(loss_of, kernels):
@@ -47,7 +47,7 @@ def test_a_weight_that_is_normalised_before_its_use_holds_back_no_micro_batch():
     captured = capture(step, np.ones((5, 3)))
     batches = [[np.random.default_rng(k).normal(size=(5, 3))] for k in range(3)]
     assert_same(
-        train(captured, pipelined(captured.item, {"v0": 0, "v1": 1}, 2, 2), batches),
+        train(captured, pipelined(captured.step, {"v0": 0, "v1": 1}, 2, 2), batches),
         one_device(captured, step, batches),
     )
 
@@ -128,7 +128,7 @@ def test_values_marked_with_a_stage_are_computed_there_with_the_same_bits():
         step = trained(functools.partial(loss_of, marking=marking), [a, b])
         given = [[np.random.default_rng(0).normal(size=(5, 3))]]
         captured = capture(step, *given[0])
-        session = Session(captured, pipelined(captured.item, {"v0": 0, "v1": 1}, 2, 2))
+        session = Session(captured, pipelined(captured.step, {"v0": 0, "v1": 1}, 2, 2))
         ends[marking] = session.train(given)
         where = [
             {op: len(item.graph_index.of_op(op)) for op in ("Tanh", "Relu", "Floor", "Exp")} for item in session.items

@@ -96,9 +96,9 @@ class Laid:
     recompute: bool = False
 
     def strategy(self, captured: CapturedFunction) -> strategy_pb2.Strategy:
-        stage_of = {v.name: self.stage_of[int(v.name.removeprefix("v"))] for v in captured.item.variables}
+        stage_of = {v.name: self.stage_of[int(v.name.removeprefix("v"))] for v in captured.step.variables}
         said = (self.stages, self.micro_batches, self.schedule, self.pipelines, self.recompute)
-        return pipelined(captured.item, stage_of, *said)
+        return pipelined(captured.step, stage_of, *said)
 
     def fits(self, model: Drawn) -> bool:
         """Returns True if no data flow backwards, and no layers share a weight."""
@@ -154,7 +154,7 @@ def test_no_worker_waits_for_ever_or_the_step_is_refused(data, model):
 def dealt_out(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[Step]:
     """The step of each worker as `PlaceStages` leaves it."""
     first = Context(strategy, 0)
-    step = run_pipeline(BEFORE, captured.item, first)
+    step = run_pipeline(BEFORE, captured.step, first)
     return [PlaceStages().apply(step, Context(strategy, worker)) for worker in range(first.workers)]
 
 

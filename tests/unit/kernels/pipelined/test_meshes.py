@@ -66,7 +66,7 @@ def test_into_how_many_stages_pipelines_are_cut_changes_no_bit():
 
 def test_a_worker_computes_its_own_pipelines_micro_batches_and_sends_each_gradient_to_a_mate_once():
     captured = capture(models.made("mlp", "sgd"), *models.batches("mlp", (8,))[0], is_global=True)
-    strategy = models.pipelined(captured.item, models.stage_of(captured, 2), 2, 3, "GPipe", pipelines=2)
+    strategy = models.pipelined(captured.step, models.stage_of(captured, 2), 2, 3, "GPipe", pipelines=2)
     items = rewritten(captured, strategy)
     assert [len(item.graph_index.of_op("MatMul")) for item in items] == [3 * 5, 3 * 5, 3 * 6, 3 * 6]
     for worker, item in enumerate(items):
@@ -104,5 +104,5 @@ def test_rows_and_what_does_not_train_go_through_all_pipelines():
 
     given = [[np.random.default_rng(0).normal(size=(count, 3))] for count in (5, 2)]
     captured = capture(predict, *given[0], is_global=True, is_whole=True)
-    strategy = models.pipelined(trained.item, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2, pipelines=2)
+    strategy = models.pipelined(trained.step, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2, pipelines=2)
     assert_same(train(captured, strategy, given), one_device(captured, predict, given))

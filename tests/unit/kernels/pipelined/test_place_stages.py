@@ -63,7 +63,7 @@ def test_a_pipeline_trains_the_bits_of_as_many_replicas_and_what_one_device_trai
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_each_worker_computes_its_own_layers_alone_and_activations_and_their_gradients_travel(schedule):
     captured = capture(models.made("mlp", "sgd"), *models.batches("mlp", (8,))[0], is_global=True)
-    items = rewritten(captured, models.pipelined(captured.item, models.stage_of(captured, 4), 4, 2, schedule))
+    items = rewritten(captured, models.pipelined(captured.step, models.stage_of(captured, 4), 4, 2, schedule))
     products = [len(item.graph_index.of_op("MatMul")) for item in items]
     assert products == [2 * 2, 2 * 3, 2 * 3, 2 * 3]  # forward and both ways back; the first needs no gradient of x
     sent = {
@@ -84,7 +84,7 @@ def test_a_stage_keeps_the_activations_of_all_micro_batches_by_gpipe_and_of_as_m
     stages, micro_batches = 3, 6
     given = models.batches("mlp", (12,))[0]
     captured = capture(models.made("mlp", "sgd"), *given, is_global=True)
-    strategy = models.pipelined(captured.item, models.stage_of(captured, stages), stages, micro_batches, schedule)
+    strategy = models.pipelined(captured.step, models.stage_of(captured, stages), stages, micro_batches, schedule)
     session = Session(captured, strategy, models.IN_COPIES)
     when = session.trace_once(given)
     for stage, step in enumerate(session.items):
@@ -113,7 +113,7 @@ def test_rows_and_means_that_a_step_returns_come_to_every_worker():
 
     given = [[np.random.default_rng(0).normal(size=(count, 3))] for count in (5, 2)]
     captured = capture(step, *given[0], is_global=True)
-    strategy = models.pipelined(captured.item, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
+    strategy = models.pipelined(captured.step, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
     assert_same(train(captured, strategy, given), one_device(captured, step, given))
 
 
@@ -126,7 +126,7 @@ def test_steps_that_do_not_train_run_in_the_stages_too():
 
     given = [[np.random.default_rng(0).normal(size=(5, 3))]]
     captured = capture(predict, *given[0], is_global=True, is_whole=True)
-    strategy = models.pipelined(trained.item, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
+    strategy = models.pipelined(trained.step, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
     found = Session(captured, strategy)
     assert [len(item.graph_index.of_op("MatMul")) for item in found.items] == [2, 2]
     assert_same(found.train(given), one_device(captured, predict, given))
@@ -135,10 +135,10 @@ def test_steps_that_do_not_train_run_in_the_stages_too():
 def test_a_run_whose_workers_may_fetch_different_things_is_refused():
     kernels = [tf.Variable(np.eye(3), name=f"part_{k}_kernel") for k in (1, 2)]
     captured = capture(models.of_two_kernels(kernels), np.ones((1, 3)))
-    strategy = models.pipelined(captured.item, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
+    strategy = models.pipelined(captured.step, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
     with pytest.raises(FetchedElsewhereError, match="not all workers fetch it"):
-        rewrite(captured.item, Context(strategy, 0, Fetching.BY_EACH))
-    rewrite(captured.item, Context(strategy, 0, Fetching.BY_ALL))
+        rewrite(captured.step, Context(strategy, 0, Fetching.BY_EACH))
+    rewrite(captured.step, Context(strategy, 0, Fetching.BY_ALL))
 
 
 def test_a_value_of_all_micro_batches_is_refused_if_the_schedule_does_not_allow_it():
@@ -158,9 +158,9 @@ def test_a_value_of_all_micro_batches_is_refused_if_the_schedule_does_not_allow_
     captured = capture(step, *given[0], is_global=True)
     stage_of = {"part_1_kernel": 0, "part_2_kernel": 1}
     with pytest.raises(StrategyError, match="wait for each other.*Set schedule: GPipe"):
-        rewritten(captured, models.pipelined(captured.item, stage_of, 2, 3, "1F1B"))
-    by_gpipe = models.pipelined(captured.item, stage_of, 2, 3, "GPipe")
-    assert_same_bits(train(captured, by_gpipe, given), train(captured, plan(captured.item, 1, 3), given))
+        rewritten(captured, models.pipelined(captured.step, stage_of, 2, 3, "1F1B"))
+    by_gpipe = models.pipelined(captured.step, stage_of, 2, 3, "GPipe")
+    assert_same_bits(train(captured, by_gpipe, given), train(captured, plan(captured.step, 1, 3), given))
     assert_same(train(captured, by_gpipe, given), one_device(captured, step, given))
 
 
@@ -183,7 +183,7 @@ def test_assertions_on_a_later_loss_run_in_the_later_stage_and_labels_wait_for_n
     draw = np.random.default_rng(0)
     given = [[draw.normal(size=(count, 4, 3)), draw.integers(0, 3, (count, 4))] for count in (5, 2)]
     captured = capture(step, *given[0], is_global=True)
-    strategy = models.pipelined(captured.item, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2, "1F1B")
+    strategy = models.pipelined(captured.step, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2, "1F1B")
     assert_same(train(captured, strategy, given), one_device(captured, step, given))
     first, last = rewritten(captured, strategy)
     assert (len(first.graph_index.of_op("Assert")), len(last.graph_index.of_op("Assert"))) == (0, 2)

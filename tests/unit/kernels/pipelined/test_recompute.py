@@ -43,7 +43,7 @@ def plans(captured, stages, micro_batches, schedule, pipelines=1):
     """Returns the plans without and with recomputation."""
     lies = models.stage_of(captured, stages)
     return [
-        models.pipelined(captured.item, lies, stages, micro_batches, schedule, pipelines, recompute)
+        models.pipelined(captured.step, lies, stages, micro_batches, schedule, pipelines, recompute)
         for recompute in (False, True)
     ]
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("keras_in_float64")
 def test_a_slot_that_is_read_before_it_is_written_stands_with_its_variable(clip):
     """Lion's momentum is written from all gradients if these are clipped together, and belongs to one variable."""
     captured = capture(dense_step(keras.optimizers.Lion(0.01, **clip)), np.ones((4, 4)))
-    holders = find_holders(captured.item, plan(captured.item, 2, 1, {"weight_4": 0, "weight_5": 1}))
+    holders = find_holders(captured.step, plan(captured.step, 2, 1, {"weight_4": 0, "weight_5": 1}))
     owners = {name.rpartition("/")[2]: holder.slices[0].owner for name, holder in holders.items()}
     assert owners["weight_4_momentum"] == owners["weight_4"] == 0
     assert owners["weight_5_momentum"] == owners["weight_5"] == 1

@@ -33,7 +33,7 @@ def accumulating_step(optimizer: keras.optimizers.Optimizer) -> CapturedFunction
 
 def test_one_write_of_variables_with_two_owners_is_refused_by_name():
     captured = accumulating_step(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
-    strategy = plan(captured.item, 2, 1, {"layer/kernel": 0, "layer/bias": 1}, asynchronous=True)
+    strategy = plan(captured.step, 2, 1, {"layer/kernel": 0, "layer/bias": 1}, asynchronous=True)
     with pytest.raises(StrategyError, match="layer/bias, layer/kernel.* are written by one operation") as caught:
         rewritten(captured, strategy)
     assert "Give them one owner" in str(caught.value)
@@ -41,7 +41,7 @@ def test_one_write_of_variables_with_two_owners_is_refused_by_name():
 
 def test_many_variables_are_counted_and_named_as_the_script_has_them():
     captured = accumulating_step(keras.optimizers.Adam(0.1, gradient_accumulation_steps=2))
-    strategy = plan(captured.item, 2, 1, {"layer/bias": 1}, asynchronous=True)
+    strategy = plan(captured.step, 2, 1, {"layer/bias": 1}, asynchronous=True)
     cut_in_strategy(strategy, "layer/kernel", Partitioning(0, (2, 2)), [0, 1])
     with pytest.raises(StrategyError, match=r"^\S+, \S+, \S+ and \d+ other variables are written by one") as caught:
         rewritten(captured, strategy)

@@ -30,6 +30,6 @@ def labelled(*sizes, width=4):
 
 def check(step, data, shape, owners=None):
     captured = capture(step, *data[0])
-    found = train(captured, plan(captured.item, *shape, owners=owners), data)
+    found = train(captured, plan(captured.step, *shape, owners=owners), data)
     assert_same(found, one_device(captured, step, data))
     return found

@@ -139,26 +139,26 @@ def test_replicas_have_the_numbers_of_one_device(noisy):
     """Also for replicas with different numbers of examples, or none."""
     captured, step = model(noisy, is_global=True)
     fed = batches(6, 5, 2)
-    assert_same(train(captured, plan(captured.item, 2, 2), fed), one_device(captured, step, fed))
+    assert_same(train(captured, plan(captured.step, 2, 2), fed), one_device(captured, step, fed))
 
 
 def test_they_have_them_on_one_worker_by_what_it_is_fed():
     captured, step = model(of_a_shape)
     fed = batches(6, 5, 2)
-    assert_same(train(captured, plan(captured.item, 1, 3), fed), one_device(captured, step, fed))
+    assert_same(train(captured, plan(captured.step, 1, 3), fed), one_device(captured, step, fed))
 
 
 @pytest.mark.parametrize("noisy", [in_a_loop, in_a_branch])
 def test_they_have_them_where_xla_compiles_the_rest(noisy):
     captured, step = model(noisy, is_global=True, jit_compile=True)
     fed = batches(6, 5)
-    assert_same(train(captured, plan(captured.item, 1, 2), fed), one_device(captured, step, fed))
+    assert_same(train(captured, plan(captured.step, 1, 2), fed), one_device(captured, step, fed))
 
 
 @pytest.mark.parametrize("by_server", [False, True])
 def test_they_have_them_where_variables_are_cut(by_server):
     captured, step = model(several_for_each_in_a_loop, is_global=True)
-    strategy = sharded_plan(captured.item, {"weight": Partitioning(0, (1, 2))}, 2, 2, by_server)
+    strategy = sharded_plan(captured.step, {"weight": Partitioning(0, (1, 2))}, 2, 2, by_server)
     fed = batches(6, 5, 2)
     assert_same(train(captured, strategy, fed), one_device(captured, step, fed))
 
@@ -189,7 +189,7 @@ def test_each_replica_draws_its_own_where_those_of_one_device_are_not_known(nois
         return made
 
     captured = capture(step, np.ones((6, 3)), **options)
-    trained = train(captured, plan(captured.item, 2, 2), [(np.ones((8, 3)),)] * 2)
+    trained = train(captured, plan(captured.step, 2, 2), [(np.ones((8, 3)),)] * 2)
     for drawn in ([output for (output,) in outputs] for outputs in trained.outputs):
         rows = np.concatenate(drawn)
         assert all((a != b).any() for a, b in itertools.combinations(np.split(rows, 4), 2))

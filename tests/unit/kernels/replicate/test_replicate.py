@@ -61,24 +61,24 @@ def test_rewrites(text):
 
 def test_the_step_of_a_single_replica_has_the_captured_graph():
     captured = capture(gan(), *batches(4)[0])
-    made = Replicate().apply(PlacedStep.of(captured.item), Context(plan(captured.item), 0))
-    assert made.graph_def is captured.item.graph_def and made.joins == ()
+    made = Replicate().apply(PlacedStep.of(captured.step), Context(plan(captured.step), 0))
+    assert made.graph_def is captured.step.graph_def and made.joins == ()
 
 
 def test_a_copy_is_known_by_its_replica_its_captured_name_and_its_line() -> None:
     captured = capture(gan(), *batches(4)[0])
-    made = Replicate().apply(PlacedStep.of(captured.item), Context(plan(captured.item, 1, 2), 0))
+    made = Replicate().apply(PlacedStep.of(captured.step), Context(plan(captured.step, 1, 2), 0))
     theirs = {name: made.replica_of(name) for name in made.graph_index.nodes if made.replica_of(name)[0] == 1}
     assert theirs and all(made.replica_of(own) == (0, own) for _, own in theirs.values())
-    lines = {name: captured.item.origin_of(own) for name, (_, own) in theirs.items()}
+    lines = {name: captured.step.origin_of(own) for name, (_, own) in theirs.items()}
     assert any(lines.values()) and {name: made.origin_of(name) for name in theirs} == lines
 
 
 def test_the_captured_item_is_left_alone():
     captured = capture(gan(), *batches(4)[0])
-    before = captured.item.graph_def.SerializeToString(deterministic=True)
-    rewritten(captured, plan(captured.item, 2, 2))
-    assert captured.item.graph_def.SerializeToString(deterministic=True) == before
+    before = captured.step.graph_def.SerializeToString(deterministic=True)
+    rewritten(captured, plan(captured.step, 2, 2))
+    assert captured.step.graph_def.SerializeToString(deterministic=True) == before
 
 
 def gan():
@@ -175,7 +175,7 @@ def test_an_update_that_reads_rows_of_the_batch_is_refused(shape):
 
     captured = capture(step, *batches(4)[0])
     with pytest.raises(RewriteError, match="differs between replicas and cannot be combined"):
-        rewritten(captured, plan(captured.item, *shape))
+        rewritten(captured, plan(captured.step, *shape))
 
 
 @hardest_shape
@@ -241,7 +241,7 @@ def test_a_loss_of_unknown_kind_takes_even_batches_alone(shape, caplog):
     step, data = unknown_loss(), batches(12)
     captured = capture(step, *data[0])
     with caplog.at_level(logging.WARNING, "autodist"):
-        strategy = plan(captured.item, *shape)
+        strategy = plan(captured.step, *shape)
         train(captured, strategy, data)
     assert "it is not known how the loss depends on the batch" in caplog.text
     with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of examples"):
@@ -261,7 +261,7 @@ def test_it_is_told_of_where_examples_see_one_another(standardises, caplog):
 
     captured = capture(step, np.ones((1, 4)))
     with caplog.at_level(logging.INFO, "autodist"):
-        rewritten(captured, plan(captured.item, 1, 2))
+        rewritten(captured, plan(captured.step, 1, 2))
     assert ("examples see one another in the model" in caplog.text) == standardises
 
 
@@ -278,7 +278,7 @@ def test_replicas_draw_different_numbers_and_repeat_them():
 
     data = [(np.zeros((4, 1)),)] * 2
     captured = capture(step, *data[0])
-    runs = [train(captured, plan(captured.item, *shape), data) for shape in ((1, 2), (1, 2), (2, 1))]
+    runs = [train(captured, plan(captured.step, *shape), data) for shape in ((1, 2), (1, 2), (2, 1))]
     for number in range(2):
         stateful, stateless = runs[0].outputs[number][0]
         assert len(np.unique(stateful)) == len(np.unique(stateless)) == 4
@@ -292,8 +292,8 @@ def test_replicas_draw_different_numbers_and_repeat_them():
 
 def test_the_number_of_examples_is_an_input_of_the_rewritten_step():
     captured = capture(gan(), *batches(4)[0])
-    (step,) = rewritten(captured, plan(captured.item, 1, 2))
-    assert EXAMPLES in step.inputs and EXAMPLES not in captured.item.inputs
+    (step,) = rewritten(captured, plan(captured.step, 1, 2))
+    assert EXAMPLES in step.inputs and EXAMPLES not in captured.step.inputs
 
 
 def test_gradients_of_a_frozen_variable_are_not_joined():

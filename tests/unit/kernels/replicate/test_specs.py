@@ -23,7 +23,7 @@ def replicated(batch, workers, replicas):
         weight.assign_sub(tape.gradient(loss, weight))
         return tf.transpose(rows, name="turned"), loss
 
-    captured = capture_function(step, [tf.TensorSpec([batch, 3], tf.float32)], (0,)).item
+    captured = capture_function(step, [tf.TensorSpec([batch, 3], tf.float32)], (0,)).step
     names = [kernel.name for kernel in KERNELS]
     kernels = KERNELS[: names.index("replicate") + 1]
     return rewrite(captured, Context(plan(captured, workers, replicas), 0), kernels=kernels)

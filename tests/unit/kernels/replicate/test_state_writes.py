@@ -53,9 +53,9 @@ def sharpness_aware(between: str) -> Made:
 
 
 LAYOUTS: dict[str, Callable[[CapturedFunction], object]] = {
-    "1 worker": lambda captured: plan(captured.item, 1, 2),
-    "AllReduce": lambda captured: plan(captured.item, 2, 1),
-    "PS": lambda captured: plan(captured.item, 2, 2, {"weight": 1}),
+    "1 worker": lambda captured: plan(captured.step, 1, 2),
+    "AllReduce": lambda captured: plan(captured.step, 2, 1),
+    "PS": lambda captured: plan(captured.step, 2, 2, {"weight": 1}),
 }
 
 

@@ -107,18 +107,18 @@ def lookup_on_one_device(optimizer, gather, count):
 @pytest.mark.parametrize("optimizer, layout", pairs(OPTIMIZERS, LAYOUTS))
 def test_training_equals_one_device(optimizer, layout):
     captured, alone = positions_on_one_device(optimizer, "as long as the examples")
-    assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), batches(6)), alone)
 
 
 @pytest.mark.parametrize("indices, layout", pairs(INDICES, LAYOUTS))
 def test_rows_join_in_order_for_any_indices(indices, layout):
     captured, alone = positions_on_one_device("adam", indices)
-    assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), batches(6)), alone)
 
 
 def test_parts_of_unequal_length_and_none_at_all():
     captured, step = positions_step(optimizers.Adam(0.01), INDICES["a constant"])
-    found = train(captured, plan(captured.item, 2, 2), batches(3))
+    found = train(captured, plan(captured.step, 2, 2), batches(3))
     assert_same(found, one_device(captured, step, batches(3)))
 
 
@@ -129,13 +129,13 @@ LOOKUPS = list(itertools.product([gather_different, gather_counted, gather_segme
 def test_each_different_id_looked_up_once(lookup, layout):
     gather, optimizer = lookup
     captured, alone = lookup_on_one_device(optimizer, gather, 8)
-    assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 8)), alone)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), repeated_ids(3, 8)), alone)
 
 
 @pytest.mark.parametrize("optimizer, layout", pairs(OPTIMIZERS, [name for name in LAYOUTS if "cut" not in name]))
 def test_a_table_looked_up_for_examples_and_then_for_all(optimizer, layout):
     captured, alone = lookup_on_one_device(optimizer, gather_with_positions, 7)
-    assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 7)), alone)
+    assert_same(train(captured, LAYOUTS[layout](captured.step), repeated_ids(3, 7)), alone)
 
 
 @pytest.mark.feature(
@@ -145,17 +145,17 @@ def test_a_table_looked_up_for_examples_and_then_for_all(optimizer, layout):
 def test_a_table_looked_up_in_two_ways_is_refused_where_rows_are_squared(gather):
     captured, _ = lookup_step(optimizers.Adam(0.01), gather)
     with pytest.raises(RewriteError, match="table is looked up in several ways.*convert_to_tensor"):
-        rewritten(captured, plan(captured.item, 1, 2))
+        rewritten(captured, plan(captured.step, 1, 2))
 
 
 def test_a_table_in_shards_looked_up_in_two_ways_is_refused_where_rows_are_squared():
     captured, _ = lookup_step(optimizers.Adam(0.01), gather_with_positions)
     with pytest.raises(RewriteError, match="table is looked up in several ways.*leave it in one piece"):
-        rewritten(captured, LAYOUTS["2 workers, cut over both"](captured.item))
+        rewritten(captured, LAYOUTS["2 workers, cut over both"](captured.step))
 
 
 def test_a_table_looked_up_in_two_ways_trains_where_rows_are_added():
     captured, step = lookup_step(optimizers.SGD(0.1), gather_with_positions)
     ids = repeated_ids(3, 8)
-    found = train(captured, plan(captured.item, 2, 2), ids)
+    found = train(captured, plan(captured.step, 2, 2), ids)
     assert_same(found, one_device(captured, step, ids))

@@ -24,12 +24,12 @@ def applied(step):
 
 
 def test_a_step_without_conditions_is_left_as_it_is():
-    step = table_step(keras.optimizers.SGD(0.1))[0].item
+    step = table_step(keras.optimizers.SGD(0.1))[0].step
     assert applied(step) is step
 
 
 def test_adagrad_searches_no_table():
-    step = table_step(keras.optimizers.Adagrad(0.1))[0].item
+    step = table_step(keras.optimizers.Adagrad(0.1))[0].step
     assert "StatelessIf" in ops(step) and "IsNan" in ops(step)
     found = applied(step)
     assert not {"StatelessIf", "IsNan", "Equal", "Any"} & set(ops(found))
@@ -37,7 +37,7 @@ def test_adagrad_searches_no_table():
 
 
 def test_shapes_of_what_was_inside_the_condition_are_known():
-    found = applied(table_step(keras.optimizers.Adagrad(0.1))[0].item)
+    found = applied(table_step(keras.optimizers.Adagrad(0.1))[0].step)
     divided = next(n.name for n in found.graph_def.node if n.op == "RealDiv" and "divide_rows" in n.name)
     assert found.spec_of(f"{divided}:0").shape.as_list() == [None, 3]
 
@@ -51,7 +51,7 @@ def test_shapes_of_what_was_inside_the_condition_are_known():
     ids=lambda pair: pair[0],
 )
 def test_a_divisor_that_may_be_zero_is_searched(optimizer):
-    step = table_step(optimizer[1]())[0].item
+    step = table_step(optimizer[1]())[0].step
     assert applied(step) is step
 
 
@@ -63,7 +63,7 @@ def test_other_conditions_stay():
                 gradient, variable, tf.cond(slow, lambda: learning_rate / 2.0, lambda: learning_rate * 1.0)
             )
 
-    step = table_step(Halved(0.1))[0].item
+    step = table_step(Halved(0.1))[0].step
     assert applied(step) is step
 
 

@@ -23,8 +23,8 @@ BEFORE = KERNELS[: [kernel.name for kernel in KERNELS].index("merge-rows")]
 def joined(optimizer, workers=2, replicas=1):
     """A step as it is before rows are merged, and its context."""
     captured, _ = table_step(optimizer)
-    context = Context(plan(captured.item, workers, replicas), 0)
-    return run_pipeline(BEFORE, captured.item, context), context
+    context = Context(plan(captured.step, workers, replicas), 0)
+    return run_pipeline(BEFORE, captured.step, context), context
 
 
 def merged(step, context):

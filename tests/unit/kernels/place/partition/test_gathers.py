@@ -40,7 +40,7 @@ def ids(seed: int, *shape: int) -> tuple[np.ndarray]:
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_ids_may_have_any_rank(axes, cut):
     captured, step = table_step(axes)
-    strategy = sharded_plan(captured.item, {"table": cut})
+    strategy = sharded_plan(captured.step, {"table": cut})
     found = Session(captured, strategy).train([ids(0, 6, *[2] * (axes - 1))])
     expected = one_device(captured, step, [ids(0, 6, *[2] * (axes - 1))])
     np.testing.assert_allclose(found.variable("table"), expected.variables[0]["table"], rtol=1e-12)
@@ -60,7 +60,7 @@ def test_a_single_id_asks_for_one_row(cut):
 
     batches = [(numbers(k, 4, WIDTH), np.int32(row)) for k, row in enumerate([5, 0, 3])]
     captured = capture(step, *batches[0])
-    assert_trains_alike(captured, step, sharded_plan(captured.item, {"table": cut}), batches)
+    assert_trains_alike(captured, step, sharded_plan(captured.step, {"table": cut}), batches)
 
 
 def _values_and_ids(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
@@ -81,7 +81,7 @@ def test_no_ids_give_no_rows(cut):
 
     batches = [(numbers(0, 4, 2),)]
     captured = capture(step, *batches[0])
-    found = assert_trains_alike(captured, step, sharded_plan(captured.item, {"table": cut}), batches)
+    found = assert_trains_alike(captured, step, sharded_plan(captured.step, {"table": cut}), batches)
     np.testing.assert_array_equal(found.variable("table"), table.numpy())
 
 
@@ -93,12 +93,12 @@ def test_an_id_out_of_range_fails_as_on_one_device(cut, wrong):
     with pytest.raises(tf.errors.InvalidArgumentError):
         step(tf.constant(batch[0]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not in"):
-        Session(captured, sharded_plan(captured.item, {"table": cut})).train([batch], limit_ms=20_000)
+        Session(captured, sharded_plan(captured.step, {"table": cut})).train([batch], limit_ms=20_000)
 
 
 def test_shards_are_asked_for_rows_and_never_read():
     captured, _ = table_step()
-    for step in rewritten(captured, sharded_plan(captured.item, {"table": BY_ROWS})):
+    for step in rewritten(captured, sharded_plan(captured.step, {"table": BY_ROWS})):
         ops = [node.op for node in step.graph_def.node]
         assert "ReadVariableOp" not in ops
         assert ops.count("ResourceGather") == len(BY_ROWS.sizes)
@@ -106,7 +106,7 @@ def test_shards_are_asked_for_rows_and_never_read():
 
 def test_each_shard_gets_its_own_rows_of_a_sparse_gradient():
     captured, _ = table_step(1)
-    strategy = plan(captured.item, 2, 1)
+    strategy = plan(captured.step, 2, 1)
     cut_in_strategy(strategy, "table", BY_ROWS, [1, 0, 1])
     session = Session(captured, strategy)
     asked = np.array([6, 2, 3, 2, 5, 0], np.int32)

@@ -122,34 +122,34 @@ def _made(model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: lis
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in PART_OF_ANOTHER])
 def test_rows_at_servers_train_what_one_device_does(name):
     case = step_with(name)
-    case.check(sharded_plan(case.captured.item, every_cut(case.captured.item)))
+    case.check(sharded_plan(case.captured.step, every_cut(case.captured.step)))
 
 
 @pytest.mark.parametrize("name", ["adam", "lamb", "adafactor", "clipped by global norm", "average", "accumulation"])
 def test_columns_that_are_reduced_train_what_one_device_does(name):
     case = step_with(name)
-    case.check(sharded_plan(case.captured.item, every_cut(case.captured.item, axis=1), by_server=False))
+    case.check(sharded_plan(case.captured.step, every_cut(case.captured.step, axis=1), by_server=False))
 
 
 @pytest.mark.parametrize("name", ["lamb", "average"])
 def test_so_they_do_without_a_table(name):
     case = dense_step(name)
-    case.check(sharded_plan(case.captured.item, every_cut(case.captured.item)))
+    case.check(sharded_plan(case.captured.step, every_cut(case.captured.step)))
 
 
 def test_of_matrices_alone_nothing_is_put_together():
     """The branch that divides rows divides no matrix."""
     captured = dense_step("rmsprop, centered").captured
-    assert partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))[1] == ()
+    assert partitioned(captured.step, sharded_plan(captured.step, every_cut(captured.step)))[1] == ()
 
 
 @pytest.mark.parametrize("name, axis", pairs([name for name in EVERY if name not in IN_PART], [1, 0], each=5))
 def test_the_update_is_done_shard_by_shard(name, axis):
     captured = step_with(name).captured
-    step, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item, axis)))
+    step, told = partitioned(captured.step, sharded_plan(captured.step, every_cut(captured.step, axis)))
     is_divided_in_a_branch = name == "rmsprop, centered"  # so does Keras, with sparse rows
     assert any("StatelessIf" in line for line in told) if is_divided_in_a_branch else told == ()
-    cut = every_cut(captured.item, axis)
+    cut = every_cut(captured.step, axis)
     assert cut.keys().isdisjoint(step.by_name)
     assert {shard_name(variable, k) for variable, one in cut.items() for k in range(len(one.sizes))} <= set(
         step.by_name
@@ -159,7 +159,7 @@ def test_the_update_is_done_shard_by_shard(name, axis):
 @pytest.mark.parametrize("name", ["clipped by global norm", "clipped by norm", "lamb"])
 def test_of_a_norm_numbers_travel_and_not_gradients(name):
     captured = dense_step(name).captured
-    step, _ = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
+    step, _ = partitioned(captured.step, sharded_plan(captured.step, every_cut(captured.step)))
     once = find_stages(step).once
     assert not [node.name for node in step.graph_def.node if node.name in once and node.op == "ConcatV2"]
 
@@ -167,5 +167,5 @@ def test_of_a_norm_numbers_travel_and_not_gradients(name):
 @pytest.mark.parametrize("name", IN_PART)
 def test_it_is_told_what_is_put_together(name):
     captured = dense_step(name).captured
-    _, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
+    _, told = partitioned(captured.step, sharded_plan(captured.step, every_cut(captured.step)))
     assert any(f"is concatenated for {IN_PART[name]} (" in line for line in told), told

@@ -100,6 +100,6 @@ def test_a_variable_of_any_shape_may_be_cut_anywhere(drawn, update, uses):
     step = step_of(drawn.shape, UPDATES[update], uses)
     batches = [(np.random.default_rng(k).integers(0, 7, (n, 2)).astype(np.int32),) for k, n in enumerate([6, 3, 4])]
     captured = capture(step, *batches[0])
-    strategy = plan(captured.item, WORKERS, 1)
+    strategy = plan(captured.step, WORKERS, 1)
     cut_in_strategy(strategy, "v", drawn.cut, drawn.owners)
     assert_trains_alike(captured, step, strategy, batches)

@@ -92,8 +92,8 @@ def test_a_dense_update_is_done_shard_by_shard(name, along):
 
     batches = [(numbers(k, 4, ROWS),) for k in range(3)]
     captured = capture(step, *batches[0])
-    strategy = sharded_plan(captured.item, {"v": CUTS[along]})
-    assert partitioned(captured.item, strategy)[1] == ()
+    strategy = sharded_plan(captured.step, {"v": CUTS[along]})
+    assert partitioned(captured.step, strategy)[1] == ()
     found = assert_trains_alike(captured, step, strategy, batches)
     assert set(found.cuts) >= {"v"}
 
@@ -120,7 +120,7 @@ def test_a_sparse_update_writes_the_rows_of_each_shard(name, way):
 
     batches = [(np.random.default_rng(k).integers(0, ROWS, (6, 2)).astype(np.int32),) for k in range(3)]
     captured = capture(step, *batches[0])
-    assert_trains_alike(captured, step, sharded_plan(captured.item, {"v": CUTS[along]}), batches)
+    assert_trains_alike(captured, step, sharded_plan(captured.step, {"v": CUTS[along]}), batches)
 
 
 def test_a_slot_that_serves_another_variable_too_leaves_both_right():
@@ -136,7 +136,7 @@ def test_a_slot_that_serves_another_variable_too_leaves_both_right():
 
     batches = [(numbers(k, 4, ROWS),) for k in range(3)]
     captured = capture(step, *batches[0])
-    strategy = sharded_plan(captured.item, {"v": Partitioning(0, (3, 4))}, by_server=False)
-    _, told = partitioned(captured.item, strategy)
+    strategy = sharded_plan(captured.step, {"v": Partitioning(0, (3, 4))}, by_server=False)
+    _, told = partitioned(captured.step, strategy)
     assert any("ResourceApplyMomentum" in line for line in told)
     assert_trains_alike(captured, step, strategy, batches)

@@ -57,7 +57,7 @@ def test_a_function_that_takes_the_handle_reads_the_whole(use: Callable[..., tf.
 
     batches = [(numbers(k, 6, 4),) for k in range(3)]
     captured = capture(step, *batches[0])
-    assert_trains_alike(captured, step, sharded_plan(captured.item, CUT, by_server=by_server), batches)
+    assert_trains_alike(captured, step, sharded_plan(captured.step, CUT, by_server=by_server), batches)
 
 
 @pytest.mark.parametrize("by_server, workers, replicas", [(True, 2, 1), (False, 2, 2)])
@@ -77,7 +77,7 @@ def test_a_step_keeps_statistics_of_what_a_called_function_makes_of_the_whole(
 
     batches = [(numbers(k, n, 4),) for k, n in enumerate((6, 5, 1))]
     captured = capture(step, *batches[0])
-    strategy = sharded_plan(captured.item, CUT, workers, replicas, by_server)
+    strategy = sharded_plan(captured.step, CUT, workers, replicas, by_server)
     assert_trains_alike(captured, step, strategy, batches)
 
 
@@ -101,7 +101,7 @@ def test_a_worker_without_replicas_updates_its_shards(place: str):
 
     batches = [(numbers(k, 6, 4),) for k in range(3)]
     captured = capture(step, *batches[0])
-    strategy = plan(captured.item, workers=2, servers=1)
+    strategy = plan(captured.step, workers=2, servers=1)
     cut_in_strategy(strategy, "v", Partitioning(0, (1, 1, 2)), owners=[2, 0, 1])
     assert_trains_alike(captured, step, strategy, batches)
 
@@ -117,11 +117,11 @@ def test_a_branch_that_writes_is_refused_where_each_gradient_is_applied_alone():
         return loss
 
     captured = capture(step, numbers(0, 6, 4))
-    strategy = sharded_plan(captured.item, CUT)
+    strategy = sharded_plan(captured.step, CUT)
     for shard in strategy.nodes[0].shards:
         shard.parameter_server.asynchronous = True
     with pytest.raises(StrategyError, match=r"v is partitioned, and If \(cond\) writes it as a whole.*sync: true"):
-        rewrite(captured.item, Context(strategy, 0))
+        rewrite(captured.step, Context(strategy, 0))
 
 
 def test_two_functions_of_a_step_see_the_value_of_their_time():
@@ -135,7 +135,7 @@ def test_two_functions_of_a_step_see_the_value_of_their_time():
 
     batches = [(numbers(k, 6, 4),) for k in range(3)]
     captured = capture(step, *batches[0])
-    assert_trains_alike(captured, step, sharded_plan(captured.item, CUT), batches)
+    assert_trains_alike(captured, step, sharded_plan(captured.step, CUT), batches)
 
 
 @SERVERS
@@ -155,7 +155,7 @@ def test_a_recurrent_layer_has_its_weights(by_server: bool):
     rng = np.random.default_rng(0)
     batches = [(rng.integers(0, 7, (6, 3)).astype(np.int32), rng.normal(size=(6, 1))) for _ in range(3)]
     captured = capture(step, *batches[0])
-    strategy = sharded_plan(captured.item, every_cut(captured.item), by_server=by_server)
+    strategy = sharded_plan(captured.step, every_cut(captured.step), by_server=by_server)
     assert_trains_alike(captured, step, strategy, batches)
 
 
@@ -174,7 +174,7 @@ def test_a_branch_that_writes_the_variable_writes_its_shards(by_server: bool):
 
     batches = [(numbers(k, 6, 4),) for k in range(4)]
     captured = capture(step, *batches[0])
-    strategy = sharded_plan(captured.item, CUT, by_server=by_server)
-    _, told = partitioned(captured.item, strategy)
+    strategy = sharded_plan(captured.step, CUT, by_server=by_server)
+    _, told = partitioned(captured.step, strategy)
     assert any("v is partitioned, and is concatenated for If" in line and "which writes it" in line for line in told)
     assert_trains_alike(captured, step, strategy, batches)

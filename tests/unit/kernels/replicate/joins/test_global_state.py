@@ -52,7 +52,7 @@ def on_one_device(make: Callable[[], Write]) -> tuple[CapturedFunction, list[tup
 def trained(make: Callable[[], Write], shape: tuple[int, int]) -> tuple[Trained, Trained]:
     """Returns the results of three steps with uneven batches: of replicas, and of one device."""
     captured, data, alone = on_one_device(make)
-    return train(captured, plan(captured.item, *shape), data), alone
+    return train(captured, plan(captured.step, *shape), data), alone
 
 
 def examples(x: tf.Tensor, dtype: tf.DType = I64) -> tf.Tensor:
@@ -299,7 +299,7 @@ def test_a_mean_of_what_is_not_known_is_averaged_with_its_count(
     data = [(rng.normal(size=(8, 3)),) for _ in range(2)]
     step = step_that(make())
     captured = capture(step, *data[0])
-    found = train(captured, plan(captured.item, *shape), data)
+    found = train(captured, plan(captured.step, *shape), data)
     expected = [averaged_likeness(x, shape[0] * shape[1]) for (x,) in data]
     logged = found.variable("mean/total") / found.variable("mean/count")
     assert logged == pytest.approx(expected[-1] if "reset" in make.__name__ else np.mean(expected), rel=1e-12)
@@ -324,7 +324,7 @@ def test_the_mean_of_a_loss_that_compares_examples_is_the_mean_of_the_losses(
 
     data = [(np.random.default_rng(k).normal(size=(12, 3)),) for k in range(3)]
     captured = capture(step, *data[0])
-    found = train(captured, plan(captured.item, *shape), data)
+    found = train(captured, plan(captured.step, *shape), data)
     logged = found.variable("mean/total") / found.variable("mean/count")
     assert logged == pytest.approx(np.mean([outputs[0][0] for outputs in found.outputs]), rel=1e-12)
     assert "mean/total: it is not known" in caplog.text
@@ -353,7 +353,7 @@ def test_a_metric_that_adds_up_what_may_be_a_mean_is_named(
         return loss
 
     captured = capture(step, np.ones((8, 3)))
-    rewritten(captured, plan(captured.item, 1, 2))
+    rewritten(captured, plan(captured.step, 1, 2))
     assert "mean/total: it is not known how the value that the step adds depends on the batch" in caplog.text
     assert "it is summed over the replicas" in caplog.text and "mean/count" not in caplog.text
 
@@ -376,4 +376,4 @@ def test_means_of_the_nearest_examples_are_kept_without_any_gradient(shape):
 
     data = [(rng.normal(size=(count, 2)),) for count in (8, 7, 3)]
     captured = capture(step, *data[0], is_whole=True)
-    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-12)
+    assert_same(train(captured, plan(captured.step, *shape), data), one_device(captured, step, data), 1e-12)

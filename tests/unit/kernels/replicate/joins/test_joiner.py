@@ -40,8 +40,8 @@ def test_a_mean_of_unknown_length_in_what_is_returned_is_refused_by_name_on_two_
     with pytest.raises(
         RewriteError, match=r"'Mean_1:0' has the shape \(None,\), .* tf.ensure_shape, or specify the length"
     ):
-        rewritten(traced, plan(traced.item, 2, 1, servers=servers))
-    rewritten(traced, plan(traced.item, 1, 2))  # replicas of one worker send nothing
+        rewritten(traced, plan(traced.step, 2, 1, servers=servers))
+    rewritten(traced, plan(traced.step, 1, 2))  # replicas of one worker send nothing
 
 
 @pytest.mark.parametrize("servers", [0, 1])
@@ -49,4 +49,4 @@ def test_with_the_shape_that_the_refusal_asks_for_it_is_that_of_one_device(serve
     step = step_that_returns_a_norm(is_sized=True)
     traced = captured(step)
     alone = one_device(traced, step, [(X, WHOLE)])
-    assert_same(train(traced, plan(traced.item, 2, 1, servers=servers), [(X, WHOLE)]), alone)
+    assert_same(train(traced, plan(traced.step, 2, 1, servers=servers), [(X, WHOLE)]), alone)

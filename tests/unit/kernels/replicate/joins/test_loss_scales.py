@@ -55,7 +55,7 @@ def test_steps_that_inspect_cotangents_train_as_on_one_device(make, layout, capl
     shape, is_global = LAYOUTS[layout]
     with caplog.at_level(logging.INFO, "autodist"):
         captured, alone = on_one_device(make, is_global)
-        found = train(captured, plan(captured.item, *shape), batches())
+        found = train(captured, plan(captured.step, *shape), batches())
     assert_same(found, alone, rtol=1e-9)
     assert "not known" not in caplog.text
 
@@ -74,14 +74,14 @@ def test_gradients_that_lead_on_to_others_are_joined_as_they_are():
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    item = capture(step, *batches()[0]).item
+    item = capture(step, *batches()[0]).step
     assert ReduceBeforePostprocessing().apply(item, Context(plan(item, 1, 2), 0)).gradients == item.gradients
 
 
 @every_shape
 def test_parts_of_which_a_mask_leaves_nothing_give_no_gradient(shape):
     captured, alone = on_one_device(steps.clip_under_a_mask, False, 1)
-    assert_same(train(captured, plan(captured.item, *shape), batches()[:1]), alone, rtol=1e-9)
+    assert_same(train(captured, plan(captured.step, *shape), batches()[:1]), alone, rtol=1e-9)
 
 
 OWNED = [steps.clip_per_example, steps.adversarial, steps.two_groups]
@@ -92,15 +92,15 @@ SERVERS_AND_FEEDS = {"own": (0, False), "global": (0, True), "server-own": (1, F
 def test_parameter_servers_too(make, layout):
     servers, is_global = SERVERS_AND_FEEDS[layout]
     captured, alone = on_one_device(make, is_global)
-    owners = {gradient.variable: k % 2 for k, gradient in enumerate(captured.item.gradients)}
-    found = train(captured, plan(captured.item, 2, 1, owners, servers=servers), batches())
+    owners = {gradient.variable: k % 2 for k, gradient in enumerate(captured.step.gradients)}
+    found = train(captured, plan(captured.step, 2, 1, owners, servers=servers), batches())
     assert_same(found, alone, rtol=1e-9)
 
 
 def test_an_asynchronous_worker_sees_its_own_batch_as_the_whole():
     step = steps.clip_per_example()
     captured = capture(step, *batches()[0])
-    item = replicated(captured, plan(captured.item, 2, 1, {"w": 0}, asynchronous=True))
+    item = replicated(captured, plan(captured.step, 2, 1, {"w": 0}, asynchronous=True))
     assert [join.weight for join in item.joins if join.kind is PendingReductionKind.GRADIENT] == [None]
     assert not [join for join in item.joins if join.kind is PendingReductionKind.LOSS]
 
@@ -108,12 +108,12 @@ def test_an_asynchronous_worker_sees_its_own_batch_as_the_whole():
 def replicated(captured, strategy, worker=0):
     """The step as `Replicate` leaves it."""
     position = next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, Replicate))
-    return rewrite(captured.item, Context(strategy, worker), kernels=KERNELS[: position + 1])
+    return rewrite(captured.step, Context(strategy, worker), kernels=KERNELS[: position + 1])
 
 
 def joins_of(make, is_global, example=None):
     captured = capture(make(), batches()[0][0] if example is None else example, is_global=is_global)
-    step = replicated(captured, plan(captured.item, 2, 1))
+    step = replicated(captured, plan(captured.step, 2, 1))
     asked = [join for join in step.joins if join.kind is PendingReductionKind.LOSS]
     divided = [join for join in step.joins if join.kind is PendingReductionKind.GRADIENT and join.weight is not None]
     return len(asked), len(divided), node_of(ALL_EXAMPLES) in step.graph_index.nodes
@@ -154,30 +154,30 @@ def test_a_function_of_a_part_of_a_gradient_is_refused_by_name():
     with pytest.raises(
         RewriteError, match=r"the gradient of w is computed by Minimum .*replica.*Apply it to the result"
     ):
-        train(captured, plan(captured.item, 1, 2), batches())
+        train(captured, plan(captured.step, 1, 2), batches())
 
 
 def test_a_clipped_gradient_of_weights_is_joined_before_it_is_clipped():
     captured = capture(steps.clip_gradient_of_weights(), *batches()[0])
-    step = replicated(captured, plan(captured.item, 2, 1))
+    step = replicated(captured, plan(captured.step, 2, 1))
     (gradient,) = step.gradients
     assert step.graph_index.nodes[node_of(gradient.tensors[0])].op == "MatMul"
-    assert "clip_by_norm" in captured.item.gradients[0].tensors[0]
+    assert "clip_by_norm" in captured.step.gradients[0].tensors[0]
 
 
 def test_one_replica_is_left_as_it_is():
     captured = capture(steps.cap_gradient_of_penalty(), *batches()[0])
-    assert replicated(captured, plan(captured.item, 1, 1)).gradients == captured.item.gradients
+    assert replicated(captured, plan(captured.step, 1, 1)).gradients == captured.step.gradients
 
 
 def test_sessions_that_fetch_a_cotangent_send_what_others_send():
     """One worker fetches the gradient by the examples, another does not; the message between them has one name."""
     captured = capture(steps.looked_at(), *batches()[0])
-    strategy = plan(captured.item, 2, 1)
-    alone = replace(captured.item, outputs=captured.item.outputs[:1])
+    strategy = plan(captured.step, 2, 1)
+    alone = replace(captured.step, outputs=captured.step.outputs[:1])
     position = next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, Replicate))
     travels = []
-    for step in (captured.item, alone):
+    for step in (captured.step, alone):
         made = rewrite(step, Context(strategy, 0, Fetching.BY_EACH), kernels=KERNELS[: position + 1])
         travels.append([(j.name, j.kind, j.dtype, j.weight_dtype) for j in made.joins])
     assert travels[0] == travels[1] != []

@@ -53,7 +53,7 @@ def test_a_summary_that_a_function_returns_is_that_of_all_workers(cluster, caplo
     step = summarised(means_and_sums)
     captured = capture(step, *BATCHES[0])
     with caplog.at_level(logging.WARNING, "autodist"):
-        found = train(captured, plan(captured.item, *cluster, servers=int(cluster == (2, 2))), BATCHES)
+        found = train(captured, plan(captured.step, *cluster, servers=int(cluster == (2, 2))), BATCHES)
     for outputs, [[expected]] in zip(found.outputs, one_device(captured, step, BATCHES).outputs, strict=True):
         for [text] in outputs:
             assert shown_in(text) == pytest.approx(shown_in(expected), rel=1e-6)  # a summary holds them in float32
@@ -62,15 +62,15 @@ def test_a_summary_that_a_function_returns_is_that_of_all_workers(cluster, caplo
 
 def test_a_summary_that_a_session_fetches_is_that_of_its_own_workers_replicas():
     captured = capture(summarised(means_and_sums), *BATCHES[0])
-    context = Context(plan(captured.item, 2, 2), 0, Fetching.BY_EACH)
-    step = rewrite(captured.item, context)
+    context = Context(plan(captured.step, 2, 2), 0, Fetching.BY_EACH)
+    step = rewrite(captured.step, context)
     assert not [join for join in step.joins if join.name.startswith("output")]
     x = BATCHES[0][0]
     with tf.Graph().as_default() as graph, v1.Session() as session:
         tf.import_graph_def(in_one_session(step.graph_def), name="")
         weight = graph.get_tensor_by_name(f"{step.by_name['weight'].handle}:0")
         session.run(tf.raw_ops.AssignVariableOp(resource=weight, value=np.ones((4, 2))))
-        feeds = {next(iter(captured.item.inputs)): x, EXAMPLES: len(x)}
+        feeds = {next(iter(captured.step.inputs)): x, EXAMPLES: len(x)}
         [text] = session.run([step.outputs[0]], feeds)
     shown = shown_in(text)
     loss = np.mean(np.square(x @ np.ones((4, 2))))
@@ -82,7 +82,7 @@ def test_a_summary_that_a_session_fetches_is_that_of_its_own_workers_replicas():
 def test_a_summary_of_what_is_made_of_rows_is_made_of_all_rows_of_the_worker(caplog):
     captured = capture(summarised(lambda x, loss: {"loss": loss, "last": x[-1, 0]}), *BATCHES[0])
     with caplog.at_level(logging.WARNING, "autodist"):
-        found = train(captured, plan(captured.item, 1, 2), BATCHES[:1])
+        found = train(captured, plan(captured.step, 1, 2), BATCHES[:1])
     [[[text]]] = found.outputs
     assert shown_in(text)["last"] == pytest.approx(BATCHES[0][0][-1, 0], rel=1e-6)
     assert not caplog.records
@@ -91,7 +91,7 @@ def test_a_summary_of_what_is_made_of_rows_is_made_of_all_rows_of_the_worker(cap
 def test_of_merged_summaries_one_made_of_rows_shows_each_workers_own_and_it_is_told(caplog):
     captured = capture(summarised(lambda x, loss: {"loss": loss, "last": x[-1, 0]}), *BATCHES[0])
     with caplog.at_level(logging.WARNING, "autodist"):
-        found = train(captured, plan(captured.item, 2, 1), BATCHES[:1])
+        found = train(captured, plan(captured.step, 2, 1), BATCHES[:1])
     x = BATCHES[0][0]
     for [text], last in zip(found.outputs[0], (x[3, 0], x[-1, 0]), strict=True):
         shown = {"loss": np.mean(np.square(x @ np.ones((4, 2)))), "last": last}
@@ -132,9 +132,9 @@ def test_it_is_told_of_outputs_in_which_examples_see_one_another(is_root, caplog
 
     captured = capture(step, *batches(6)[0])
     with caplog.at_level(logging.INFO, "autodist"):
-        rewritten(captured, plan(captured.item, 1, 2))
+        rewritten(captured, plan(captured.step, 1, 2))
     (told,) = [record.getMessage() for record in caplog.records]
-    assert captured.item.outputs[1] in told and "not that of the whole batch" in told
+    assert captured.step.outputs[1] in told and "not that of the whole batch" in told
 
 
 @every_shape
@@ -149,7 +149,7 @@ def test_rows_that_a_step_returns_come_in_order(shape):
 
     data = batches(5, 1)
     captured = capture(step, *data[0])
-    found = train(captured, plan(captured.item, *shape), data)
+    found = train(captured, plan(captured.step, *shape), data)
     expected = one_device(captured, step, data)
     for outputs, (wanted,) in zip(found.outputs, expected.outputs, strict=True):
         rows = np.concatenate([mine[0] for mine in outputs])
@@ -170,10 +170,10 @@ def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, f
         return tf.reduce_mean(tf.matmul(x, x, transpose_b=True))
 
     captured = capture(step, np.ones((1, 4)))
-    strategy = plan(captured.item, *shape)
+    strategy = plan(captured.step, *shape)
     with caplog.at_level(logging.WARNING, "autodist"):
         for worker in range(shape[0]):
-            rewrite(captured.item, Context(strategy, worker, fetching))
+            rewrite(captured.step, Context(strategy, worker, fetching))
     assert caplog.text.count("is averaged over the replicas") == says
 
 
@@ -192,7 +192,7 @@ def test_a_scalar_weights_gradient_is_that_of_the_whole_batch_where_a_loop_makes
 
     captured = capture(step, *BATCHES[0])
     with caplog.at_level(logging.WARNING, "autodist"):
-        found = train(captured, plan(captured.item, *cluster), BATCHES)
+        found = train(captured, plan(captured.step, *cluster), BATCHES)
     for outputs, [[expected]] in zip(found.outputs, one_device(captured, step, BATCHES).outputs, strict=True):
         assert [float(gradient) for [gradient] in outputs] == pytest.approx([float(expected)] * cluster[0], rel=1e-12)
     assert not caplog.records

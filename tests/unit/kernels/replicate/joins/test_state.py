@@ -60,7 +60,7 @@ def test_batch_norm_sees_its_replicas_part(shape):
 
     data = batches(replicas * 2, replicas * 3, width=16)
     captured = capture(step, *data[0])
-    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, by_parts, data))
+    assert_same(train(captured, plan(captured.step, *shape), data), one_device(captured, by_parts, data))
 
 
 def test_state_of_replicas_without_examples_is_left_out():
@@ -94,7 +94,7 @@ def test_state_is_combined_as_declared(how, shape):
 
     x = np.arange(1.0, 13.0)[:, None]
     captured = capture(step, x)
-    found = train(captured, plan(captured.item, *shape), [(x,)]).variable("state")
+    found = train(captured, plan(captured.step, *shape), [(x,)]).variable("state")
     parts = [part.sum() for part in np.split(x, replicas)]
     expected = {"SUM": np.sum(parts), "MEAN": np.mean(parts), "ONLY_FIRST_REPLICA": parts[0]}[how]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -115,7 +115,7 @@ def test_a_sum_of_unknown_dependence_on_the_batch_is_added_by_each_replica(shape
 
     x = np.arange(1.0, 13.0)[:, None]
     captured = capture(step, x)
-    found = train(captured, plan(captured.item, *shape), [(x,)]).variable("state")
+    found = train(captured, plan(captured.step, *shape), [(x,)]).variable("state")
     np.testing.assert_allclose(found, sum(part.sum() for part in np.split(x, shape[0] * shape[1])), rtol=1e-12)
 
 
@@ -147,7 +147,7 @@ def test_a_scatter_outside_the_update_is_refused(shape):
 
     captured = capture(step, *batches(4)[0])
     with pytest.raises(RewriteError, match="state by ResourceScatter"):
-        rewritten(captured, plan(captured.item, *shape))
+        rewritten(captured, plan(captured.step, *shape))
 
 
 def test_state_that_one_of_several_branches_writes_is_refused_with_its_mend():
@@ -164,4 +164,4 @@ def test_state_that_one_of_several_branches_writes_is_refused_with_its_mend():
 
     captured = capture(step, *batches(4)[0])
     with pytest.raises(RewriteError, match="average by Case.*Return the new value from tf.switch_case"):
-        rewritten(captured, plan(captured.item, 1, 2))
+        rewritten(captured, plan(captured.step, 1, 2))

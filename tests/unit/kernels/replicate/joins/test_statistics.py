@@ -67,7 +67,7 @@ def on_one_device(values: Values) -> tuple[CapturedFunction, Trained]:
 
 def trained(values: Values, shape: tuple[int, int], servers: int = 0) -> tuple[Trained, Trained]:
     captured, alone = on_one_device(values)
-    return train(captured, plan(captured.item, *shape, servers=servers), batches(7, 4, 1)), alone
+    return train(captured, plan(captured.step, *shape, servers=servers), batches(7, 4, 1)), alone
 
 
 def determination(x: tf.Tensor, errors: tf.Tensor) -> tf.Tensor:
@@ -207,13 +207,13 @@ def fetched_by(worker: int, values: Values, shape: tuple[int, int], x: np.ndarra
     """Returns a worker's fetches for its own part."""
     captured = capture(step_that(values), x)
     value = captured.sources[0].numpy()
-    step = rewrite(captured.item, Context(plan(captured.item, *shape), worker, Fetching.BY_EACH))
+    step = rewrite(captured.step, Context(plan(captured.step, *shape), worker, Fetching.BY_EACH))
     assert not [join for join in step.joins if join.name.startswith("output")]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         tf.import_graph_def(in_one_session(step.graph_def), name="")
         weight = graph.get_tensor_by_name(f"{step.by_name['weight'].handle}:0")
         session.run(tf.raw_ops.AssignVariableOp(resource=weight, value=value))
-        return session.run(returned_by(step), {next(iter(captured.item.inputs)): x, EXAMPLES: len(x)})
+        return session.run(returned_by(step), {next(iter(captured.step.inputs)): x, EXAMPLES: len(x)})
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 2), (2, 3)], ids=lambda s: f"{s[0]}x{s[1]}")
@@ -240,7 +240,7 @@ def test_a_loss_in_which_examples_see_one_another_is_logged_as_it_is_trained(cap
 
     [(x,)] = batches(6)
     captured = capture(step, x)
-    [[[one], [other]]] = train(captured, plan(captured.item, 2, 1), [(x,)]).outputs
+    [[[one], [other]]] = train(captured, plan(captured.step, 2, 1), [(x,)]).outputs
     parts = [p @ np.ones((3, 1)) for p in np.split(x, 2)]
     wanted = np.mean([np.mean(np.abs(p - p.mean()) / np.sqrt(p.var() + 1)) for p in parts])
     assert one == other == pytest.approx(wanted, rel=1e-12)
@@ -254,7 +254,7 @@ def test_places_of_largest_values_are_told_of(caplog: pytest.LogCaptureFixture) 
 def test_joins_that_wait_for_one_another_do_not_share_a_bucket() -> None:
     [(x,)] = batches(6)
     captured = capture(step_that(lambda x, errors: (tf.math.reduce_variance(x), tf.math.reduce_variance(errors))), x)
-    session = Session(captured, plan(captured.item, 2, 1))
+    session = Session(captured, plan(captured.step, 2, 1))
     found = session.train([(x,)], limit_ms=30_000).outputs[0][0]
     np.testing.assert_allclose(found[0], x.var(), rtol=1e-12)
 
@@ -265,7 +265,7 @@ def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway
     values: Values, shape: tuple[int, int]
 ) -> None:
     captured = capture(step_that(values), *batches(4)[0])
-    session = Session(captured, plan(captured.item, *shape))
+    session = Session(captured, plan(captured.step, *shape))
     kept = [
         name for item in rewritten(captured, session.strategy, KERNELS[:FIRST_REDUCTION]) for name in bucketed(item)
     ]

@@ -83,7 +83,7 @@ def on_one_device(make, *given):
 
 def check(shape, make, *given):
     captured, alone = on_one_device(make, *given)
-    strategy = plan(captured.item, *shape, owners={"first": 1} if shape[0] > 1 else None)
+    strategy = plan(captured.step, *shape, owners={"first": 1} if shape[0] > 1 else None)
     assert_same(train(captured, strategy, batches()), alone)
 
 
@@ -157,7 +157,7 @@ def test_an_asynchronous_worker_goes_by_its_own_examples():
         return 0.3 * (tf.reduce_mean(x @ a) + 0.01 * tf.reduce_sum(x @ a)) + 0.1 * tf.reduce_sum(a) + tf.reduce_sum(b)
 
     captured = capture(step_of(loss), batches()[0][0])
-    strategy = plan(captured.item, 2, 2, {"first": 2, "second": 2}, servers=1, asynchronous=True)
+    strategy = plan(captured.step, 2, 2, {"first": 2, "second": 2}, servers=1, asynchronous=True)
     found = train(captured, strategy, batches()[:1])
     before = {v.name.removesuffix(":0"): v.numpy() for v in captured.sources}
     (x,) = batches()[0]
@@ -177,7 +177,7 @@ def test_an_asynchronous_worker_goes_by_its_own_examples():
 def test_paces_at_which_the_whole_batch_is_not_known_are_refused(owners, options, told):
     captured = capture(step_of(SCALED["scaled mean and sum"]), batches()[0][0])
     with pytest.raises(StrategyError, match=told):
-        rewritten(captured, plan(captured.item, 2, 1, owners, **options))
+        rewritten(captured, plan(captured.step, 2, 1, owners, **options))
 
 
 def test_ratios_by_class_are_those_of_the_batch():
@@ -187,7 +187,7 @@ def test_ratios_by_class_are_those_of_the_batch():
         ) + 0.0 * tf.reduce_sum(b)
     )  # fmt: skip
     captured = capture(step, batches()[0][0])
-    found = train(captured, plan(captured.item, 1, 2), batches())
+    found = train(captured, plan(captured.step, 1, 2), batches())
     alone = one_device(captured, step, batches())
     for name in ("first", "second"):
         np.testing.assert_allclose(found.variable(name), alone.variable(name), rtol=1e-12)
@@ -200,7 +200,7 @@ def test_a_part_of_unknown_kind_is_told_of_and_takes_even_batches_alone(shape, c
         return data(x, a, b) + 0.001 * volume
 
     captured = capture(step_of(loss), batches()[0][0])
-    strategy = plan(captured.item, *shape)
+    strategy = plan(captured.step, *shape)
     even, uneven = (np.random.default_rng(0).normal(size=(n, 4)) for n in (12, 13))
     with caplog.at_level(logging.WARNING, "autodist"):
         train(captured, strategy, [(even,)])
@@ -221,7 +221,7 @@ ONE_WEIGHT = {
 @pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in ONE_WEIGHT.items()])
 def test_nothing_is_left_of_seams_where_one_weight_suits_all(loss, shape):
     captured = capture(step_of(loss), batches()[0][0])
-    (step, *_) = rewritten(captured, plan(captured.item, *shape))
+    (step, *_) = rewritten(captured, plan(captured.step, *shape))
     assert not step.gradient_calls[0].terms
     assert not [node.name for node in step.graph_def.node if "autodist_loss_value" in node.name]
     assert sum("autodist_loss_weight" in node.name for node in step.graph_def.node) <= 1

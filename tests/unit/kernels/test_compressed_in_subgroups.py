@@ -35,32 +35,32 @@ SIZES = (7, 11, 1, 2)
 """Examples a step: fewer than workers, too."""
 
 
-def planned(step, compressor, teams, servers=0):
-    strategy = plan(step, len(teams) - servers, compressor=compressor, servers=servers)
-    strategy.graph_config.teams[:] = teams
+def planned(step, compressor, subgroups, servers=0):
+    strategy = plan(step, len(subgroups) - servers, compressor=compressor, servers=servers)
+    strategy.graph_config.subgroups[:] = subgroups
     for node in strategy.nodes:
         node.all_reduce.spec = strategy_pb2.AllReduce.HIERARCHICAL
     return strategy
 
 
-def trained(compressor, batches, teams, servers=0):
+def trained(compressor, batches, subgroups, servers=0):
     """The variable of `given_gradient` after a step a batch, the same bits on all workers."""
     captured = capture(given_gradient(tf.Variable(np.zeros(batches[0].shape[1:]), name="v")), batches[0])
-    session = Session(captured, planned(captured.item, compressor, teams, servers))
+    session = Session(captured, planned(captured.step, compressor, subgroups, servers))
     check_queues(session.items)
     found = session.train([(batch,) for batch in batches])
-    assert len([values for values in found.variables if "v" in values]) == len(teams)
+    assert len([values for values in found.variables if "v" in values]) == len(subgroups)
     return found.variable("v")
 
 
-def rounding_in_teams(compressor, teams):
+def rounding_in_subgroups(compressor, subgroups):
     """Sixteen bits: each hop rounds, and the rounding worker adds the error to its next part."""
     residuals = []
 
     def add_up(shares):
         residuals[:] = residuals or [np.zeros_like(share) for share in shares]
         owed = [s + r * compressor.error_feedback for s, r in zip(shares, residuals, strict=True)]
-        found = Subgroups.of(teams, Group.of_workers(range(len(teams))))
+        found = Subgroups.of(subgroups, Group.of_workers(range(len(subgroups))))
         total = np.zeros_like(shares[0])
         count = len(found.groups)
         places = pieces(total, found.ranks * count)
@@ -85,30 +85,32 @@ def rounding_in_teams(compressor, teams):
 
 
 @pytest.mark.parametrize(
-    ("name", "teams"),
+    ("name", "subgroups"),
     [("float16", "4"), ("float16 with feedback", "uneven"), ("bfloat16", "6"), ("float16 with feedback", "9")],
 )
-def test_sixteen_bits_round_on_each_hop(name, teams):
+def test_sixteen_bits_round_on_each_hop(name, subgroups):
     batches = gradients((112,), SIZES)
-    model = rounding_in_teams(SIXTEEN_BITS[name], TEAMS[teams])
-    found = trained(SIXTEEN_BITS[name], batches, TEAMS[teams])
-    np.testing.assert_allclose(found, expected(model, np.zeros(112), batches, len(TEAMS[teams])), rtol=0, atol=1e-12)
+    model = rounding_in_subgroups(SIXTEEN_BITS[name], TEAMS[subgroups])
+    found = trained(SIXTEEN_BITS[name], batches, TEAMS[subgroups])
+    np.testing.assert_allclose(
+        found, expected(model, np.zeros(112), batches, len(TEAMS[subgroups])), rtol=0, atol=1e-12
+    )
 
 
 def test_pieces_may_be_empty():
     batches = gradients((12,), SIZES)
-    model = rounding_in_teams(FED, TEAMS["4"])
+    model = rounding_in_subgroups(FED, TEAMS["4"])
     found = trained(FED, batches, TEAMS["4"])
     padded = [np.pad(batch, [(0, 0), (0, 4)]) for batch in batches]
     np.testing.assert_allclose(found, expected(model, np.zeros(16), padded, 4)[:12], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("teams", ["4", "uneven", "9"])
-def test_power_sgd_is_one_power_iteration_on_the_sum(teams, monkeypatch):
+@pytest.mark.parametrize("subgroups", ["4", "uneven", "9"])
+def test_power_sgd_is_one_power_iteration_on_the_sum(subgroups, monkeypatch):
     batches, right = gradients((12, 7), SIZES), np.random.default_rng(3).normal(size=(7, 2))
     monkeypatch.setattr("autodist.compressors.power_sgd.first_right", lambda *_: tf.constant(right))
-    found = trained(RANK_2, batches, TEAMS[teams])
-    model = expected(power_iteration(right), np.zeros((12, 7)), batches, len(TEAMS[teams]))
+    found = trained(RANK_2, batches, TEAMS[subgroups])
+    model = expected(power_iteration(right), np.zeros((12, 7)), batches, len(TEAMS[subgroups]))
     np.testing.assert_allclose(found, model, rtol=0, atol=1e-10)
 
 
@@ -131,8 +133,8 @@ def test_values_that_are_not_finite_reach_all_workers(compressor):
 def test_calls_and_messages_grow_with_the_root_of_the_workers(compressor, workers):
     captured = capture(given_gradient(tf.Variable(np.zeros((64, 48)), name="v")), gradients((64, 48), (3,))[0])
     root = int(sqrt(workers))
-    strategy = planned(captured.item, compressor, [worker // root for worker in range(workers)])
-    step = rewrite(captured.item, Context(strategy, 1))
+    strategy = planned(captured.step, compressor, [worker // root for worker in range(workers)])
+    step = rewrite(captured.step, Context(strategy, 1))
     called = {task_of_device(node.device) for node in step.graph_def.node} - {1}
     assert len(called) == 2 * (root - 1)
     puts = [node for node in step.graph_def.node if node.op == "QueueEnqueueV2"]
@@ -140,10 +142,10 @@ def test_calls_and_messages_grow_with_the_root_of_the_workers(compressor, worker
 
 
 @pytest.mark.parametrize("root", [2, 3])
-def test_sixteen_bits_send_in_teams_what_they_send_without(root):
+def test_sixteen_bits_send_in_subgroups_what_they_send_without(root):
     captured = capture(given_gradient(tf.Variable(np.zeros(1152), name="v")), gradients((1152,), (3,))[0])
     workers = root * root
-    strategy = planned(captured.item, BFloat16(), [worker // root for worker in range(workers)])
-    sent = [sent_bytes(rewrite(captured.item, Context(strategy, worker))) for worker in range(workers)]
+    strategy = planned(captured.step, BFloat16(), [worker // root for worker in range(workers)])
+    sent = [sent_bytes(rewrite(captured.step, Context(strategy, worker))) for worker in range(workers)]
     total = sum(size for by_kind in sent for what, size in by_kind.items() if "weight" not in what)
     assert total == 2 * (workers - 1) * 1152 * 2

@@ -30,9 +30,9 @@ WHOLE = 64
 """Bytes up to which a bucket goes whole: a loss does, the kernel's gradient goes in pieces, which are cut again."""
 
 
-def planned(step, teams, servers=0, spec="HIERARCHICAL", **options):
-    strategy = plan(step, len(teams) - servers, servers=servers, **options)
-    strategy.graph_config.teams[:] = teams
+def planned(step, subgroups, servers=0, spec="HIERARCHICAL", **options):
+    strategy = plan(step, len(subgroups) - servers, servers=servers, **options)
+    strategy.graph_config.subgroups[:] = subgroups
     for node in strategy.nodes:
         if node.HasField("all_reduce"):
             node.all_reduce.spec = strategy_pb2.AllReduce.Spec.Value(spec)
@@ -84,21 +84,21 @@ def test_a_step_trains_as_on_one_device(name, least, step, captured, monkeypatch
     if least is not None:
         monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", least)
     data = batches(11, 4)  # fewer examples than workers
-    session = Session(captured, planned(captured.item, TEAMS[name], SERVERS.get(name, 0)))
+    session = Session(captured, planned(captured.step, TEAMS[name], SERVERS.get(name, 0)))
     check_queues(session.items)
     assert_same(session.train(data), one_device(captured, step, data), rtol=1e-9)
 
 
 def test_beside_a_parameter_server_a_step_trains_as_on_one_device(step, captured):
     data = batches(9)
-    strategy = planned(captured.item, TEAMS["4"], owners={"table": 2})
+    strategy = planned(captured.step, TEAMS["4"], owners={"table": 2})
     assert_same(Session(captured, strategy).train(data), one_device(captured, step, data), rtol=1e-9)
 
 
 def test_values_sent_to_all_workers_are_those_without_subgroups(captured):
-    def trained(teams):
-        strategy = planned(captured.item, TEAMS["4"])
-        strategy.graph_config.teams[:] = teams
+    def trained(subgroups):
+        strategy = planned(captured.step, TEAMS["4"])
+        strategy.graph_config.subgroups[:] = subgroups
         for node in strategy.nodes:
             if node.variable == "kernel":
                 node.all_reduce.compressor.CopyFrom(
@@ -106,16 +106,16 @@ def test_values_sent_to_all_workers_are_those_without_subgroups(captured):
                 )
         return Session(captured, strategy).train(batches(10, 10))
 
-    teams, alone = trained(TEAMS["4"]), trained([])
-    np.testing.assert_array_equal(teams.variable("kernel"), alone.variable("kernel"))
+    subgroups, alone = trained(TEAMS["4"]), trained([])
+    np.testing.assert_array_equal(subgroups.variable("kernel"), alone.variable("kernel"))
 
 
 @pytest.mark.parametrize("workers", [9, 16])
 def test_messages_and_calls_grow_with_the_root_of_the_workers(workers, captured, monkeypatch):
     monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", WHOLE)
     root = int(sqrt(workers))
-    strategy = planned(captured.item, [worker // root for worker in range(workers)])
-    step = rewrite(captured.item, Context(strategy, 1))
+    strategy = planned(captured.step, [worker // root for worker in range(workers)])
+    step = rewrite(captured.step, Context(strategy, 1))
     nodes = {node.name: node for node in step.graph_def.node}
     puts = [node for node in nodes.values() if node.op == "QueueEnqueueV2"]
     shared = [nodes[node_of(node.input[0])].attr["shared_name"].s.decode() for node in puts]
@@ -124,13 +124,13 @@ def test_messages_and_calls_grow_with_the_root_of_the_workers(workers, captured,
     assert (
         len(called)
         == 2 * (root - 1)
-        == Subgroups.of(strategy.graph_config.teams, Group.of_workers(range(workers))).most_called
+        == Subgroups.of(strategy.graph_config.subgroups, Group.of_workers(range(workers))).most_called
     )
     assert len(puts) <= 4 * len(buckets) * root
 
 
 def test_small_sums_travel_in_the_same_messages(captured):
-    step = rewrite(captured.item, Context(planned(captured.item, TEAMS["9"]), 1))
+    step = rewrite(captured.step, Context(planned(captured.step, TEAMS["9"]), 1))
     whole = [name for name in _queues(step) if "/whole/" in name]
     assert len({name.partition("/")[0] for name in whole}) == 1
 
