@@ -12,7 +12,7 @@ import tensorflow as tf
 from autodist.capture.captured_resources import Table
 from autodist.errors import UnevenBatchError
 from autodist.graph.find_stages import written_handles
-from autodist.graph.step import CapturedStep, ReplicatedStep
+from autodist.graph.step import CapturedStep, ReplicatedStep, Step
 from autodist.kernels import LOCAL_KERNELS, Fetching
 from autodist.placement.group import Group
 from autodist.placement.holder import Holder
@@ -189,7 +189,6 @@ class RunningStep:
         step = _as_settled(self.step, self.variables)
         names = {name: one.shared_name for name, one in self.variables.items()}
         self._program, rewritten = self.run.steps.program(step, self.strategy, names, Fetching.BY_ALL)
-        assert isinstance(rewritten, ReplicatedStep), "made by the kernels of a training step"
         planned, everyone = {node.variable for node in self.strategy.nodes}, Group.all_workers(self.run.workers)
         for name, tracked in self.variables.items():
             holder = rewritten.holders.get(name)
@@ -212,8 +211,10 @@ class RunningStep:
         return tuple(tracked.holder for tracked in self.variables.values())
 
 
-def _is_asynchronous(rewritten: ReplicatedStep, name: str) -> bool:
+def _is_asynchronous(rewritten: Step, name: str) -> bool:
     """Returns True if steps update a variable, or one of its shards, on the owner without waiting for other workers."""
+    if not isinstance(rewritten, ReplicatedStep):  # it runs as on one device
+        return False
     holder, synchrony_of = rewritten.holders.get(name), rewritten.synchrony_of
     stored = [] if holder is None else [name + one.name for one in holder.slices]
     return any(synchrony_of[one].mode is SyncMode.ASYNCHRONOUS for one in stored if one in synchrony_of)

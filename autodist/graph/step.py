@@ -56,6 +56,8 @@ class Step:
         variables: the variables that the step reads or writes, and no others.
         gradients: the recorded gradients, in the order of their creation.
         gradient_calls: the calls that created the gradients.
+        holders: maps a captured variable to the groups that hold it, as far as earlier steps or the strategy have
+            decided. Every worker holds those without an entry. After partitioning, `variables` has the shards.
         inputs: maps each tensor that is fed in every step to the axis along which it is split between replicas; None if
             every replica gets all of it.
         apart: maps each input that has another number of rows than the first split input to the first input with the
@@ -83,6 +85,7 @@ class Step:
     variables: tuple[Variable, ...] = ()
     gradients: tuple[VariableGradient, ...] = ()
     gradient_calls: tuple[GradientCall, ...] = ()
+    holders: Mapping[str, Holder] = field(default_factory=dict)
     inputs: Mapping[str, int | None] = field(default_factory=dict)
     apart: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
@@ -155,7 +158,6 @@ class CapturedStep(Step):
 
     Attributes:
         in_step_all_reduces: those that run while the step computes, in the order of their creation.
-        holders: the holders of the variables that earlier steps have placed, by name.
         flows: dependence of the captured tensors on the batch, set if a kernel has changed the graph in ways that
             propagation does not follow.
         is_whole: True if each worker needs the complete outputs, with the rows of all workers in order, and nothing may
@@ -164,7 +166,6 @@ class CapturedStep(Step):
     """
 
     in_step_all_reduces: tuple[InStepAllReduce, ...] = ()
-    holders: Mapping[str, Holder] = field(default_factory=dict)
     flows: Propagation | None = None
     is_whole: bool = False
     rows: int | None = None
@@ -179,13 +180,10 @@ class StepWithOwners(Step):
     """A step whose variables have owners.
 
     Attributes:
-        holders: maps a captured variable to the groups that hold it; every worker holds those without an entry.
-            `variables` has shards in place of a partitioned variable.
         pipeline_parts: for a pipeline, the parts of the captured nodes of the compute part, as far as known, and of the
             nodes that a kernel has created to recompute them.
     """
 
-    holders: Mapping[str, Holder] = field(default_factory=dict)
     pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
 
     @cached_property

@@ -183,23 +183,21 @@ class _Replication:
                 self.editor.add_control(name, more)
 
     def _specs_of_copies(self, noted: SpecOf, copies: Mapping[str, tuple[int, str]]) -> SpecOf:
-        """Returns the spec of the captured tensor for each of its copies, with an open batch axis.
+        """Returns the specs of the replicated step: if batches have a fixed length, the batch axis of copies is open.
 
-        The captured batch axis has a length only if the graph was built for batches of that length.
+        Otherwise the captured specs hold for the parts of a batch, too.
         """
         step = self.step
-        is_fixed = any(axis is not None and _has_length(step.spec_of(name), axis) for name, axis in step.inputs.items())
+        if not any(axis is not None and _has_length(step.spec_of(name), axis) for name, axis in step.inputs.items()):
+            return noted
 
         def spec_of(name: str) -> tf.TensorSpec:
             if node_of(name) not in copies:
                 return noted(name)
             node = copies[node_of(name)][1]
             captured = f"{node}:{output_index(name)}"
-            spec = noted(captured)
-            if not is_fixed or not spec.shape.rank:
-                return spec
             is_known = node in step.graph_index.nodes  # and no draw that replaces a captured one
-            return _part_of(spec, self.flows.kind(captured) if is_known else Unknown("it was not captured"))
+            return _part_of(noted(captured), self.flows.kind(captured) if is_known else Unknown("it was not captured"))
 
         return spec_of
 
@@ -216,6 +214,8 @@ def _has_length(spec: tf.TensorSpec, axis: int) -> bool:
 
 def _part_of(spec: tf.TensorSpec, kind: Kind) -> tf.TensorSpec:
     """Returns the spec of a replica's part of a tensor."""
+    if spec.shape.rank is None:
+        return spec
     match kind:
         case PerExample():
             lengths = [None if axis == kind.axis else length for axis, length in enumerate(spec.shape.as_list())]

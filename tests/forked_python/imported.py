@@ -79,6 +79,9 @@ class Kept:
     def _import_again(self, module: ModuleType) -> None:
         for name in self._imports.get(module.__name__, ()):
             importlib.import_module(name)
+        for alias, other in self._modules.items():  # former paths that a package sets itself
+            if alias.rpartition(".")[0] == module.__name__ and other.__name__ != alias:
+                sys.modules[alias] = other
 
     @contextlib.contextmanager
     def _noting_imports(self) -> Iterator[None]:
