@@ -114,7 +114,12 @@ class GatheredRows:
         if not self._is_of_all:
             return local
         with subgraph(self._joiner.editor, name) as f:
-            result = tf.identity(f.input(local, dtype, shape))
+            value = f.input(local, dtype, shape)
+            if self._joiner.group.spans_workers:
+                # Rows of other workers follow. Shape inference must not find the length of this worker's.
+                result = tf.compat.v1.placeholder_with_default(value, shape)
+            else:
+                result = tf.identity(value)
         self._joiner.note(
             PendingReduction(
                 name=name, kind=PendingReductionKind.WHOLE, local=(local,), result=(f.name(result),), weight=None,
