@@ -57,7 +57,7 @@ def test_faults_of_some_machines_keep_no_other_from_being_measured(tmp_path: Pat
     (link,) = reported["links"]
     assert (link["one"], link["other"]) == (chief["address"], fine["address"])
     assert link["problem"] == ""
-    assert 0 < link["round_trip"] < 1
+    assert 0 <= link["round_trip"] < 1  # 0 if the many turns took no longer than the few
     assert min(link["there"], link["back"]) > 1e6
 
 

@@ -280,4 +280,6 @@ def test_a_script_that_survives_the_failure_of_a_step_ends_the_run(tmp_path: Pat
         run.assert_gone()
     assert reported in run.stderr
     assert f"{failing} 1 UnevenBatchError" in run.stdout
-    assert f"{failing} 2 ClusterError this worker failed in an earlier step (UnevenBatchError" in run.stdout
+    assert "its script went on" in run.stderr
+    if failing == 0:  # another worker may be ended before it prints what it has caught
+        assert "0 2 ClusterError this worker failed in an earlier step (UnevenBatchError" in run.stdout

@@ -88,7 +88,8 @@ def test_a_module_runs_on_workers_with_its_arguments_input_and_exit_status(tmp_p
     (tmp_path / "package").mkdir()
     write(tmp_path / "package", "", "__init__.py")
     told = f"""
-print("loss", float(loss), "of", ad.num_workers, ad.num_replicas, sys.argv[1:], {VARIABLE!r} in os.environ)
+print("loss", float(loss), "of", ad.num_workers, ad.num_replicas, sys.argv[1:], {VARIABLE!r} in os.environ, flush=True)
+ad.reduce(0.0)  # all have printed: the failure of the chief's script ends the others
 if ad.is_chief:
     sys.exit(int(sys.stdin.readline()))
 """
