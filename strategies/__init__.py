@@ -42,14 +42,13 @@ from autodist.strategies.uneven_partitioned_ps import UnevenPartitionedPS
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 Cut = Partitioning
-served_nodes = ps_load_balancing.balanced_server_nodes
-"""Former names, which builders of scripts may import; the modules below are former paths."""
+"""The former name of a partitioning, which builders of scripts may import; the modules below are former paths."""
 
 for _former, _module in {
     "all_reduce_options": all_reduce,
     "cut": partitioning,
     "links": cost,
-    "served": sys.modules[__name__],
+    "served": ps_load_balancing,
     "server_options": ps,
 }.items():
     sys.modules[f"{__name__}.{_former}"] = _module
@@ -105,7 +104,6 @@ __all__ = [
     "register",
     "registered_names",
     "resolve_specs",
-    "served_nodes",
     "shards_of",
     "strategy_table",
     "sums_by_worker",

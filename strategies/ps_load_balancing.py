@@ -81,6 +81,9 @@ def balanced_server_nodes(
     return [node_of(name, partitionings.get(name), servers[name]) for name in servers]
 
 
+served_nodes = balanced_server_nodes  # its former name, which builders of scripts may import
+
+
 def partition_heavy_variables(
     variables: Sequence[SyncedVariable], resource_spec: ResourceSpec, options: PartitionOptions
 ) -> dict[str, Partitioning]:

@@ -33,17 +33,16 @@ def text_of_step(step: Step, captured: Step) -> str:
         step: the rewritten step.
         captured: the step before the rewrite.
     """
-    placed = step if isinstance(step, StepWithOwners) else StepWithOwners(step.graph_def)
+    holders, owners = (step.holders, step.owners) if isinstance(step, StepWithOwners) else ({}, {})
     synchrony_of = step.synchrony_of if isinstance(step, ReplicatedStep) else {}
     return _text(
         {
             "runs": _runs(step),
             "inputs": [*_pairs(step.inputs), *(f"{name} has as many rows as {by}" for name, by in step.apart.items())],
-            "variables": sorted(_variable(v, placed.owners.get(v.name)) for v in step.variables),
-            "placements": [_placement(v.name, placed.holders.get(v.name)) for v in captured.variables],
+            "variables": sorted(_variable(v, owners.get(v.name)) for v in step.variables),
+            "placements": [_placement(v.name, holders.get(v.name)) for v in captured.variables],
             "variable placements": [
-                f"{name}: {placed.owners[name]}, {k.mode.value}, {k.staleness}"
-                for name, k in sorted(synchrony_of.items())
+                f"{name}: {owners[name]}, {k.mode.value}, {k.staleness}" for name, k in sorted(synchrony_of.items())
             ],
             **sections_of_graph(step.graph_def),
         }

@@ -68,11 +68,11 @@ def _held_bytes(step: CapturedStep, rewritten: ReplicatedStep | None, workers: i
     """Returns the bytes of variables that each worker holds; None if the step is not rewritten yet."""
     if workers > 1 and rewritten is None:
         return None
-    placed = ReplicatedStep(step.graph_def, step.variables) if rewritten is None else rewritten
+    variables, slices = (step.variables, {}) if rewritten is None else (rewritten.variables, rewritten.slices)
     held = [0] * workers
-    for variable in placed.variables:
-        owned = variable.name in placed.owners
-        for worker in placed.slices[variable.name].group.workers if owned else range(workers):
+    for variable in variables:
+        one = slices.get(variable.name)
+        for worker in range(workers) if one is None or one.owner is None else one.group.workers:
             held[worker] += variable.byte_size
     return held
 
