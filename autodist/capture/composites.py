@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.ragged.row_partition import RowPartition  # the rows of all ragged tensors
 
-from autodist.capture.patches import FROM_ROW_IDS, RAGGED_REDUCE, SPARSE_LOOKUPS, SPARSE_RETAINS, patched
+from autodist.tf_compat.patches import FROM_ROW_IDS, RAGGED_REDUCE, SPARSE_LOOKUPS, SPARSE_RETAINS, patched
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import tensorflow as tf
 from autodist.capture.graphs import is_of_function
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.inline_conditionals import BranchesInGraph
-from autodist.capture.patches import CREATE_OP, patched
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of
@@ -24,6 +23,7 @@ from autodist.graph.read_again import branches_read_again, find_behind, writes_r
 from autodist.graph.step import CapturedStep
 from autodist.layout import Mean, Scalar, Total, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.tf_compat.patches import CREATE_OP, patched
 
 log = logging.getLogger("autodist")
 

@@ -16,7 +16,7 @@ from tensorflow.python.framework import ops  # the registry of gradients
 from autodist.capture.graphs import records_here
 from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
 from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, decompose
-from autodist.capture.patches import (
+from autodist.tf_compat.patches import (
     FORWARD_DERIVATIVE,
     GRAPH_GRADIENTS,
     TAPE_BATCH_JACOBIAN,

@@ -15,7 +15,9 @@ import keras
 import tensorflow as tf
 
 from autodist.capture.graphs import records_here
-from autodist.capture.patches import (
+from autodist.errors import CaptureError
+from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
+from autodist.tf_compat.patches import (
     ALL_GATHER,
     ALL_REDUCE,
     BATCH_NORM_MOMENTS,
@@ -24,8 +26,6 @@ from autodist.capture.patches import (
     patched,
     replaced,
 )
-from autodist.errors import CaptureError
-from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
 
 
 @dataclass(frozen=True)

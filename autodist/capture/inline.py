@@ -19,12 +19,11 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe  # registers the function for forward derivatives of ops
-from tensorflow.python.autograph.pyct import loader  # loads AutoGraph's generated code
 from tensorflow.python.eager import forwardprop
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # binds the arguments of tf.function
 
-from autodist.capture.patches import CAPTURE, FORWARD_POP, FORWARD_PUSH, FUNCTION_CALL, patched
 from autodist.graph.jit_scope import JIT_SCOPE
+from autodist.tf_compat.patches import CAPTURE, FORWARD_POP, FORWARD_PUSH, FUNCTION_CALL, LOAD_SOURCE, patched, put
 
 
 @contextmanager
@@ -92,11 +91,11 @@ def _inlining_derivatives() -> Iterator[None]:
 
 def load_generated_code_from_memory() -> None:
     """Makes converted functions leave no files; tracebacks, `inspect` and debuggers still show their code."""
-    loader.load_source = _load_source
+    put(LOAD_SOURCE, _load_source)
 
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
-    """Replaces TensorFlow's `load_source`; there is no file that `delete_on_exit` would remove."""
+    """Loads AutoGraph's code in place of TensorFlow's `load_source`; `delete_on_exit` finds no file to remove."""
     name = f"__autograph_generated_file{secrets.token_hex(6)}"
     file = os.path.join(tempfile.gettempdir(), f"{name}.py")  # only a name, which maps lines to the user's
     module = ModuleType(name)

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.capture.graphs import is_of_function
-from autodist.capture.patches import COND, patched
 from autodist.graph.ops import SUMS, Trait, having
+from autodist.tf_compat.patches import COND, patched
 
 _SUMS = tuple(one.assign for one in SUMS)
 

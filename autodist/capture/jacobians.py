@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from tensorflow.python.ops import gradients_util  # returns the tapes that record
 
-from autodist.capture.patches import TAPE_FUNCTION, TAPE_POP, TAPE_PUSH, patched, replaced
+from autodist.tf_compat.patches import TAPE_FUNCTION, TAPE_POP, TAPE_PUSH, patched, replaced
 
 MOST_ELEMENTS = 64
 """Largest number of elements of a target that is written out; each takes a backward pass."""

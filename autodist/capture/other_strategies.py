@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.patches import STRATEGY_SCOPE, patched
 from autodist.errors import CaptureError
+from autodist.tf_compat.patches import STRATEGY_SCOPE, patched
 
 
 @functools.cache

@@ -12,23 +12,25 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras.src.legacy.saving import legacy_h5_format  # implements keras.saving.save_model and save_weights,
-from keras.src.saving import saving_lib  # which scripts may have imported by name
 from tensorflow.python.client.session import SessionInterface  # a Saver checks that its session is one
-from tensorflow.python.saved_model import save as saved_model
 
-from autodist.capture.patches import replaced
+from autodist.tf_compat.patches import (
+    CHECKPOINT_SAVE,
+    LEGACY_SAVES,
+    SAVED_MODEL_SAVE,
+    SAVER_SAVE,
+    SAVES,
+    Patch,
+    put,
+    replaced,
+)
 
 Write = Callable[[str, Callable[[], Any]], Any]
 """Runs a function, with a description of the file, on one worker; returns its result there and None on the others."""
-
-SAVES = ("save", "save_weights", "export")
-"""Methods of a model that write files."""
-
 
 _BY = "_autodist_writes_by"
 """Attribute of a shared function: the `Write` that it uses."""
@@ -51,31 +53,16 @@ class _State(threading.local):
 _state = _State()
 
 
-def writers() -> Iterator[tuple[Any, str, str]]:
-    """Yields the functions that write files: owner, name, and the parameter of the path."""
-    yield tf.train.Checkpoint, "_write", "file_prefix"  # called by `save` and `write`
-    yield from ((keras.Model, name, "filepath") for name in SAVES)
-    yield saving_lib, "save_model", "filepath"  # called by keras.saving.save_model, and so on
-    yield saving_lib, "save_weights_only", "filepath"
-    yield legacy_h5_format, "save_model_to_hdf5", "filepath"
-    yield from _writers_of_tf_keras()
+def writers() -> Iterator[tuple[Patch, str]]:
+    """Yields the functions that write files, each with its parameter for the path."""
+    yield CHECKPOINT_SAVE, "file_prefix"
+    saves = [*SAVES, *LEGACY_SAVES] if "tf_keras" in sys.modules else SAVES
+    yield from ((row, "filepath") for row in saves)
     # Each name in TensorFlow's API is in a module of its own; one that is imported later copies it from the first.
+    saved_model_save = SAVED_MODEL_SAVE.plain()
     for name, module in [*sys.modules.items()]:
-        if name.startswith("tensorflow.") and vars(module).get("save") is saved_model.save:
-            yield module, "save", "export_dir"
-
-
-def _writers_of_tf_keras() -> Iterator[tuple[Any, str, str]]:
-    """Yields the functions of tf_keras that write files, if the script has imported it."""
-    models = sys.modules.get("tf_keras")
-    if models is None:
-        return
-    yield from ((models.Model, name, "filepath") for name in SAVES)
-    for name in ("saving.saving_lib", "saving.legacy.save"):  # called by tf_keras.models.save_model, and so on
-        module = sys.modules.get(f"tf_keras.src.{name}")
-        for act in ("save_model", "save_weights_only", "save_weights"):
-            if hasattr(module, act):
-                yield module, act, "filepath"
+        if name.startswith("tensorflow.") and vars(module).get("save") is saved_model_save:
+            yield replace(SAVED_MODEL_SAVE, path=name), "export_dir"
 
 
 def share_files(write: Write) -> None:
@@ -84,14 +71,13 @@ def share_files(write: Write) -> None:
     A later call includes modules that the script has imported since.
     """
     shared: dict[Callable[..., Any], Callable[..., Any]] = {}
-    for owner, name, parameter in [*writers()]:
-        plain = vars(owner)[name]
+    for row, parameter in [*writers()]:
+        plain = row.plain()
         if getattr(plain, _BY, None) != write:
-            setattr(owner, name, shared.setdefault(plain, _shared(plain, parameter, write)))
-    saver: Any = tf.compat.v1.train.Saver
-    if getattr(saver.save, _BY, None) != write:
-        saver.save = write_by_one(saver.save, write)
-        setattr(saver.save, _BY, write)
+            put(row, shared.setdefault(plain, _shared(plain, parameter, write)))
+    saver = SAVER_SAVE.plain()
+    if getattr(saver, _BY, None) != write:
+        put(SAVER_SAVE, write_by_one(saver, write))
 
 
 def saving_alone() -> AbstractContextManager[None]:
@@ -180,4 +166,5 @@ def write_by_one(plain: Callable[..., Any], write: Write) -> Callable[..., Any]:
             give()  # on all workers
         return plain(self, _Writing(sess, self, write), *args, **kwargs)
 
+    setattr(save, _BY, write)
     return save

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.patches import LAYER_INIT, SYMBOLIC_CALLS, patched
 from autodist.graph.stage_marks import STAGE_MARK
+from autodist.tf_compat.patches import LAYER_INIT, SYMBOLIC_CALLS, patched
 
 
 class _Open(threading.local):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
 from autodist.capture.keras.libraries import legacy_keras
-from autodist.capture.patches import (
+from autodist.tf_compat.patches import (
     FUNCTION_CALL,
     GRAPH_GRADIENTS,
     LEGACY_OPTIMIZER_APPLIES,

@@ -40,9 +40,11 @@ class Holder:
 
     Attributes:
         slices: the slices, in the order of their starts; one for a value that is not partitioned.
+        axis: the axis along which they divide the value; None if it is not partitioned.
     """
 
     slices: tuple[Slice, ...]
+    axis: int | None = None
 
     @classmethod
     def whole(cls, shape: Sequence[int], group: Group, copies: Iterable[str] = ()) -> Holder:
@@ -58,15 +60,13 @@ class Holder:
             begin = tuple(start if a == axis else 0 for a in range(len(shape)))
             length = tuple(size if a == axis else n for a, n in enumerate(shape))
             slices.append(Slice(shard_name("", k), begin, length, group))
-        return cls(tuple(slices))
+        return cls(tuple(slices), axis)
 
     @cached_property
     def partitioning(self) -> Partitioning | None:
         """The axis along which the slices divide the value, and their lengths; None if it is not partitioned."""
-        if not self.slices[0].name:
-            return None
-        axis = next((a for a, start in enumerate(self.slices[-1].begin) if start), 0)
-        return Partitioning(axis, tuple(one.shape[axis] for one in self.slices))
+        axis = self.axis
+        return None if axis is None else Partitioning(axis, tuple(one.shape[axis] for one in self.slices))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,18 +81,21 @@ class Holder:
 
     def with_groups(self, name: str, groups: Mapping[str, Group]) -> Holder:
         """Returns this holder of the variable `name` with other groups for some slices, by their full names."""
-        return Holder(tuple(replace(one, group=groups.get(name + one.name, one.group)) for one in self.slices))
+        return self._with(replace(one, group=groups.get(name + one.name, one.group)) for one in self.slices)
 
     def with_copies(self, name: str, copies: Mapping[str, Iterable[str]]) -> Holder:
         """Returns this holder of the variable `name` with cached copies of slices added, by their full names."""
         added = ({*one.copies, *copies.get(name + one.name, ())} for one in self.slices)
-        return Holder(tuple(replace(one, copies=tuple(sorted(c))) for one, c in zip(self.slices, added, strict=True)))
+        return self._with(replace(one, copies=tuple(sorted(c))) for one, c in zip(self.slices, added, strict=True))
 
     def without_copies(self) -> Holder:
         """Returns this holder without cached copies."""
-        return Holder(tuple(replace(one, copies=()) if one.copies else one for one in self.slices))
+        return self._with(replace(one, copies=()) if one.copies else one for one in self.slices)
 
     def with_copies_of(self, other: Holder) -> Holder:
         """Returns this holder with the cached copies of `other` added, if both have the same slices."""
         theirs = {one.name: one.copies for one in other.slices}
         return self.with_copies("", theirs) if theirs.keys() == {one.name for one in self.slices} else self
+
+    def _with(self, slices: Iterable[Slice]) -> Holder:
+        return replace(self, slices=tuple(slices))

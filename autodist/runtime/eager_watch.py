@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe  # all eager execution goes through it
 from tensorflow.python.eager import context  # holds the definitions of functions
 from tensorflow.python.framework import auto_control_deps_utils as control  # TensorFlow's list of ops that only read
 
 from autodist.graph.ops import Trait, having
+from autodist.tf_compat.patches import EXECUTES, put
 
 _QUERIES = having(Trait.QUERY) | {"DisableCopyOnRead"}
 """Operations that do not change the value, in addition to those that TensorFlow lists."""
@@ -99,9 +99,7 @@ def unwatched() -> Iterator[None]:
 def begin() -> None:
     """Installs the watch in front of TensorFlow's execute functions; never removed, as others may wrap it later."""
     are_others: Callable[[Iterable[int]], bool] = _watched.keys().isdisjoint  # fast path of each eager operation
-    fast, plain, cancelable = (
-        getattr(pywrap_tfe, name) for name in ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
-    )
+    fast, plain, cancelable = (row.plain() for row in EXECUTES)
 
     def execute_fast(*arguments: Any) -> Any:  # context, operation, name, then inputs and attributes
         if "Dataset" in arguments[1]:
@@ -123,9 +121,8 @@ def begin() -> None:
             return cancelable(*arguments)
         return _execute(cancelable, arguments, *arguments[2:4])
 
-    pywrap_tfe.TFE_Py_FastPathExecute = execute_fast
-    pywrap_tfe.TFE_Py_Execute = execute
-    pywrap_tfe.TFE_Py_ExecuteCancelable = execute_cancelable
+    for row, replacement in zip(EXECUTES, (execute_fast, execute, execute_cancelable), strict=True):
+        put(row, replacement)
 
 
 def _note_data_set(arguments: Sequence[Any]) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.framework import random_seed  # every random operation, also of datasets, gets its seeds there
+from tensorflow.python.framework import random_seed
+
+from autodist.tf_compat.patches import OPERATION_SEED, install
+
+_Seeds = tuple[int | None, int | None]
 
 _MOST = 2**31 - 1  # TensorFlow keeps the seeds of operations below this
 
@@ -28,18 +31,14 @@ def set_default_seed(seed: int) -> None:
         return
     (tf.random.set_seed if tf.executing_eagerly() else tf.compat.v1.set_random_seed)(seed)
     if not _set_here:
-        random_seed.get_seed = _keeping_own_seeds(random_seed.get_seed)
+        install(OPERATION_SEED, _keep_own_seed)
     _set_here.add(seed)
 
 
-def _keeping_own_seeds(plain: Callable[[int | None], tuple[int | None, int | None]]) -> Callable[..., object]:
-    @functools.wraps(plain)
-    def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
-        if op_seed is not None and global_seed() in _set_here:
-            return random_seed.DEFAULT_GRAPH_SEED, op_seed % _MOST
-        return plain(op_seed)
-
-    return get_seed
+def _keep_own_seed(plain: Callable[[int | None], _Seeds], op_seed: int | None) -> _Seeds:
+    if op_seed is not None and global_seed() in _set_here:
+        return random_seed.DEFAULT_GRAPH_SEED, op_seed % _MOST
+    return plain(op_seed)
 
 
 def global_seed() -> int | None:

@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from autodist.capture.graphs import is_of_function
-from autodist.capture.patches import BATCH_NORM_CALL, MOMENTS, NORMALIZE, SECOND_BATCH_NORM_GRADIENT, patched
 from autodist.graph.editor import GraphEditor
+from autodist.tf_compat.patches import BATCH_NORM_CALL, MOMENTS, NORMALIZE, SECOND_BATCH_NORM_GRADIENT, patched
 
 _AXES = (0, 1, 2)
 """Axes of the moments: all but the channels, which are last."""

@@ -23,9 +23,9 @@ import numpy as np
 from keras import callbacks
 
 from autodist.capture.keras.libraries import callbacks_of, legacy_keras
-from autodist.capture.patches import BACKUPS, LEGACY_BACKUPS, patched
 from autodist.capture.shared_files import saving_alone, saving_with_chief
 from autodist.errors import AutoDistError
+from autodist.tf_compat.patches import BACKUPS, LEGACY_BACKUPS, patched
 
 log = logging.getLogger("autodist")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from autodist.capture.patches import SET_DISTRIBUTIONS, patched
 from autodist.errors import CaptureError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.tf_compat.patches import SET_DISTRIBUTIONS, patched
 
 log = logging.getLogger("autodist")
 

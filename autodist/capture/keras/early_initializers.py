@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from keras.src.initializers.random_initializers import RandomInitializer  # draws its seed if none is passed
+from autodist.tf_compat.patches import INITIALIZER_SEED, put
 
 _SEED = "seed"
 _IS_LATER = "_autodist_is_later"
@@ -19,7 +19,7 @@ def seed_early_initializers(seed: int) -> None:
 
     Later initializers draw their seeds from Python's generator, which is the same on all workers by then.
     """
-    RandomInitializer.seed = _Seed(seed)
+    put(INITIALIZER_SEED, _Seed(seed))
 
 
 class _Seed:

@@ -26,10 +26,10 @@ from autodist.capture.keras.own_batches import reading_own_batches, takes_parts
 from autodist.capture.keras.progress import TracedStep, timing_the_start
 from autodist.capture.keras.train_functions import is_making, makes_its_own, one_batch_step, own_maker, set_maker
 from autodist.capture.other_strategies import require_no_strategy
-from autodist.capture.patches import LEGACY_MODELS, MODELS, Patch, patched
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import PartsIterator, Reading
 from autodist.tf_compat.do_not_convert import converting, ours
+from autodist.tf_compat.patches import LEGACY_MODELS, MODELS, Patch, patched
 
 log = logging.getLogger("autodist")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from autodist.capture.patches import OPTIMIZER_OVERWRITE, patched
+from autodist.tf_compat.patches import OPTIMIZER_OVERWRITE, patched
 
 
 @contextmanager

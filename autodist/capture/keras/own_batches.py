@@ -20,12 +20,12 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 
 from autodist.batch.axis import keras_name
-from autodist.capture.patches import EPOCH_ITERATOR, patched
 from autodist.errors import CaptureError
 from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches, WorkerParts
 from autodist.reading.element_sharding import reading_own
 from autodist.reading.file_sharding import ShardedFiles
 from autodist.tf_compat.do_not_convert import ours
+from autodist.tf_compat.patches import EPOCH_ITERATOR, patched
 
 _TAKES_PARTS = "_autodist_takes_parts"
 

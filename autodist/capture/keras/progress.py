@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import keras
 
 from autodist.capture.keras.libraries import is_legacy
-from autodist.capture.patches import LEGACY_PROGRESS, PROGRESS, Patch, install
 from autodist.reading.batch_sharding import GlobalBatch, ReadBatch
+from autodist.tf_compat.patches import LEGACY_PROGRESS, PROGRESS, Patch, install
 
 _PENDING = "_autodist_start_seconds"
 """Duration of a model's first step, until the progress bar of its epoch has excluded it."""

@@ -11,8 +11,8 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator  # makes the batches of each epoch of `fit`
 
-from autodist.capture.patches import EPOCH_BATCHES, install
 from autodist.reading.data_sets import begins_within
+from autodist.tf_compat.patches import EPOCH_BATCHES, install
 
 
 class Passing(Protocol):

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from autodist.capture.keras.libraries import is_legacy
-from autodist.capture.patches import definer_of
 from autodist.errors import CaptureError
 from autodist.tf_compat.do_not_convert import converting, ours
+from autodist.tf_compat.patches import definer_of
 
 _IS_MADE = "_autodist_makes_a_function"
 """Attribute of a model while its class makes a function of one batch for AutoDist."""

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from autodist.capture.patches import replaced
 from autodist.runtime.program import Program
+from autodist.tf_compat.patches import replaced
 from tests.equivalence.cases.base import Array, Results, Trainer, classes, program, register, values_after_fit
 from tests.equivalence.cases.models import make_loss, make_model
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from autodist.capture import shared_files
 from autodist.capture.shared_files import saving_alone, saving_with_chief, share_files, writers
+from autodist.tf_compat.patches import SAVER_SAVE
 
 # A separate module that replaces tf.saved_model; imported later, it would keep a test's patches.
 AGAIN = importlib.import_module("tensorflow.saved_model")
@@ -22,8 +23,8 @@ with contextlib.suppress(ImportError):
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Records the files to write; names that begin with "other" are written on a worker other than the chief."""
-    for owner, name, _ in [*writers(), (tf.compat.v1.train.Saver, "save", "")]:
-        monkeypatch.setattr(owner, name, vars(owner)[name])
+    for row, _ in [*writers(), (SAVER_SAVE, "")]:
+        monkeypatch.setattr(row.owner(), row.method, row.plain())
     found: list[str] = []
 
     def write(what, act):
@@ -143,9 +144,9 @@ def test_the_write_of_a_model_of_keras_2_is_requested_once(asked, tmp_path, save
 
 def test_functions_replaced_later_are_wrapped_and_none_twice(asked, monkeypatch):
     write = vars(tf.train.Checkpoint)["_write"]._autodist_writes_by
-    before = [vars(owner)[name] for owner, name, _ in writers()]
+    before = [row.plain() for row, _ in writers()]
     share_files(write)
-    assert [vars(owner)[name] for owner, name, _ in writers()] == before
+    assert [row.plain() for row, _ in writers()] == before
     monkeypatch.setattr(tf.train.Checkpoint, "_write", write_of_its_own := lambda self, file_prefix: None)
     share_files(write)
     assert vars(tf.train.Checkpoint)["_write"].__wrapped__ is write_of_its_own

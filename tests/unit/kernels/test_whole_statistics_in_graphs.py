@@ -13,8 +13,8 @@ import tensorflow as tf
 from autodist.capture.global_statistics_in_graphs import GraphBatchStatistics
 from autodist.capture.gradients import GradientNotes, recording_gradients
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
-from autodist.capture.patches import replaced
 from autodist.graph import batch_statistics
+from autodist.tf_compat.patches import replaced
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
 from tests.unit.kernels.test_whole_statistics import covariances, normalised_advantages

@@ -13,7 +13,7 @@ from typing import Any
 
 from tensorflow.python.util import tf_stack  # not public: TensorFlow looks up the stack function here
 
-from autodist.capture.patches import replaced
+from autodist.tf_compat.patches import replaced
 
 
 @contextmanager

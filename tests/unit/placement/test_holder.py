@@ -25,7 +25,7 @@ def test_every_worker_holds_a_value_of_all_workers_and_nobody_owns_it():
     assert not holder.with_copies("v", {"v": ["/proxy"]}).is_everywhere
 
 
-@given(st.integers(0, 2), st.lists(st.integers(1, 5), min_size=2, max_size=6))
+@given(st.integers(0, 2), st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_the_partitioning_and_the_shape_follow_from_the_slices(axis: int, sizes: list[int]):
     shape = tuple(sum(sizes) if a == axis else 7 for a in range(3))
     holder = held_by(shape, range(len(sizes)), Partitioning(axis, tuple(sizes)))

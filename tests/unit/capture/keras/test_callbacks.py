@@ -14,12 +14,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from autodist.capture.keras import callbacks
 from autodist.capture.keras.callbacks import acts_on_chief_alone, following, on_every_worker
 from autodist.capture.shared_files import saving_alone, share_files, writers
 from autodist.errors import ClusterError
+from autodist.tf_compat.patches import SAVER_SAVE
 from tests.unit.capture.keras.test_fits import Chief, X, Y, adopted, models
 
 
@@ -122,8 +122,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Simulates files: the chief writes those with "chief" in the name; names with "away" are on another worker's own
     disk.
     """
-    for owner, name, _ in [*writers(), (tf.compat.v1.train.Saver, "save", "")]:
-        monkeypatch.setattr(owner, name, vars(owner)[name])
+    for row, _ in [*writers(), (SAVER_SAVE, "")]:
+        monkeypatch.setattr(row.owner(), row.method, row.plain())
     joined = [True]
 
     def write(what: str, act: Callable[[], Any]) -> Any:

@@ -1,7 +1,7 @@
 """The table of TensorFlow and Keras methods that AutoDist wraps, and the functions that install the wrappers.
 
 A new patch is a row of this table, and at its use a `with patched({ROW: wrapper})`, or an `install(ROW, wrapper)` if no
-context ends it.
+context ends it. A replacement that calls no plain method, or is called for each operation, is `put(ROW, replacement)`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,13 @@ class Patch:
         owner = pkgutil.resolve_name(self.path)
         return definer_of(owner, self.method) if isinstance(owner, type) else owner
 
+    def plain(self) -> Any:
+        """Returns the method as its owner stores it, unbound."""
+        return vars(self.owner())[self.method]
+
     def wrapped(self, wrapper: Callable[..., Any]) -> Any:
         """Returns the replacement of the method: calls of `method(*args)` become `wrapper(method, *args)`."""
-        return _around(vars(self.owner())[self.method], wrapper)
+        return _around(self.plain(), wrapper)
 
 
 def _around(plain: Any, wrapper: Callable[..., Any]) -> Any:
@@ -96,10 +100,14 @@ class Installed:
 
 def install(row: Patch, wrapper: Callable[..., Any]) -> Installed:
     """Wraps a method, as `patched` does, until the result is removed."""
-    owner = row.owner()
-    installed = Installed(owner, row.method, vars(owner)[row.method], row.wrapped(wrapper))
-    setattr(owner, row.method, installed.replacement)
+    installed = Installed(row.owner(), row.method, row.plain(), row.wrapped(wrapper))
+    put(row, installed.replacement)
     return installed
+
+
+def put(row: Patch, replacement: Any) -> None:
+    """Replaces a method for the rest of the process, without the cost of a wrapper's call."""
+    setattr(row.owner(), row.method, replacement)
 
 
 @contextmanager
@@ -114,16 +122,20 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def definer_of(kind: type[Any], name: str) -> Any:
-    """Returns the class from which `kind` inherits an attribute; a patch of it acts on all subclasses."""
-    return next(base for base in kind.__mro__ if name in vars(base))
+    """Returns the class from which `kind` inherits an attribute; a patch of it acts on all subclasses.
+
+    If no class has it, since it is an attribute of instances, `kind` itself is returned.
+    """
+    return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
 _TENSORFLOW, _KERAS, _TF_KERAS = ("tensorflow", "2.18"), ("keras", "3"), ("tf_keras", "2.18")
 
 # -- gradients -------------------------------------------------------------------------------------------------------
 
-_OPS = "tensorflow.python.ops"
-_TAPE, _FORWARD = "tensorflow:GradientTape", "tensorflow.python.eager.forwardprop"
+_TF = "tensorflow.python"
+_OPS = f"{_TF}.ops"
+_TAPE, _FORWARD = "tensorflow:GradientTape", f"{_TF}.eager.forwardprop"
 
 TAPE_GRADIENT = Patch(_TAPE, "gradient", _TENSORFLOW, "records gradients")
 TAPE_JACOBIAN = Patch(_TAPE, "jacobian", _TENSORFLOW, "records jacobians")
@@ -157,11 +169,21 @@ SECOND_BATCH_NORM_GRADIENT = Patch(
 _FUNC_GRAPH = "tensorflow:__internal__.FuncGraph"
 
 FUNCTION_CALL = Patch(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function", "__call__", _TENSORFLOW,
+    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function", "__call__", _TENSORFLOW,
     "traces nested functions inline; detects local training",
 )  # fmt: skip
 CAPTURE = Patch(_FUNC_GRAPH, "capture", _TENSORFLOW, "names captured tensors alike on all workers")
 CREATE_OP = Patch(_FUNC_GRAPH, "_create_op_internal", _TENSORFLOW, "replaces inputs by values of the whole batch")
+LOAD_SOURCE = Patch(
+    f"{_TF}.autograph.pyct.loader", "load_source", _TENSORFLOW, "keeps converted functions out of the file system"
+)
+EXECUTES = [  # every eager operation and function goes through one of them
+    Patch(f"{_TF}.pywrap_tfe", name, _TENSORFLOW, "detects uses of variables")
+    for name in ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
+]
+OPERATION_SEED = Patch(  # every random operation, also of datasets, gets its seeds there
+    f"{_TF}.framework.random_seed", "get_seed", _TENSORFLOW, "leaves the seeds of operations as they are without ours"
+)
 COND = Patch(f"{_OPS}.cond_v2", "cond_v2", _TENSORFLOW, "traces both branches into the graph")
 MOMENTS = Patch("tensorflow:nn", "moments", _TENSORFLOW, "fuses batch normalization")
 NORMALIZE = Patch("tensorflow:nn", "batch_normalization", _TENSORFLOW, "fuses batch normalization")
@@ -183,7 +205,7 @@ RAGGED_REDUCE = Patch(
 # -- tf.distribute, sessions and optimizers --------------------------------------------------------------------------
 
 _REPLICA_CONTEXT = "tensorflow:distribute.ReplicaContext"
-_SESSION = "tensorflow.python.client.session:BaseSession"
+_SESSION = f"{_TF}.client.session:BaseSession"
 
 STRATEGY_SCOPE = Patch("tensorflow:distribute.Strategy", "scope", _TENSORFLOW, "rejects other strategies")
 ALL_REDUCE = Patch(_REPLICA_CONTEXT, "all_reduce", _TENSORFLOW, "records in-step all-reduces")
@@ -212,6 +234,12 @@ _BATCH_NORM = "keras:layers.BatchNormalization"
 BATCH_NORM_CALL = Patch(_BATCH_NORM, "call", _KERAS, "fuses batch normalization")
 BATCH_NORM_MOMENTS = Patch(_BATCH_NORM, "_moments", _KERAS, "synchronizes moments under a mask")
 BATCH_NORM_SUM = Patch("keras.src.ops", "sum", _KERAS, "synchronizes moments under a mask")
+INITIALIZER_SEED = Patch(  # an attribute of instances, not of the class
+    "keras.src.initializers.random_initializers:RandomInitializer",
+    "seed",
+    _KERAS,
+    "draws the same seeds on all workers",
+)
 LAYER_INIT = Patch("keras:layers.Layer", "__init__", _KERAS, "records pipeline stages")
 SYMBOLIC_CALLS = [
     Patch(owner, "symbolic_call", _KERAS, "records pipeline stages")
@@ -256,3 +284,28 @@ LEGACY_BACKUPS = [
     )
     for name in ("back_up", "restore", "delete_backup", "backup_if_preempted")
 ]  # fmt: skip
+
+# -- files that a script saves ---------------------------------------------------------------------------------------
+
+
+def _saves(package: tuple[str, str], names: dict[str, str]) -> list[Patch]:
+    return [
+        Patch(owner, name, package, "leaves files that all workers write alike to one of them")
+        for owner, methods in names.items() for name in methods.split()
+    ]  # fmt: skip
+
+
+[CHECKPOINT_SAVE] = _saves(_TENSORFLOW, {"tensorflow:train.Checkpoint": "_write"})  # called by `save` and `write`
+[SAVER_SAVE] = _saves(_TENSORFLOW, {"tensorflow:compat.v1.train.Saver": "save"})
+[SAVED_MODEL_SAVE] = _saves(_TENSORFLOW, {f"{_TF}.saved_model.save": "save"})
+SAVES = _saves(_KERAS, {
+    "keras:Model": "save save_weights export",
+    # These implement keras.saving.save_model and save_weights, which scripts may have imported by name.
+    "keras.src.saving.saving_lib": "save_model save_weights_only",
+    "keras.src.legacy.saving.legacy_h5_format": "save_model_to_hdf5",
+})  # fmt: skip
+LEGACY_SAVES = _saves(_TF_KERAS, {
+    "tf_keras:Model": "save save_weights export",
+    "tf_keras.src.saving.saving_lib": "save_model save_weights_only",  # called by tf_keras.models.save_model, and so on
+    "tf_keras.src.saving.legacy.save": "save_model save_weights",
+})  # fmt: skip

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from autodist.capture import patches
-from autodist.capture.patches import Patch, definer_of, patched, replaced
 from autodist.errors import UnsupportedVersionError
+from autodist.tf_compat import patches
+from autodist.tf_compat.patches import INITIALIZER_SEED, Patch, definer_of, patched, put, replaced
 
 
 class Base:
@@ -53,7 +53,11 @@ def test_the_table_has_each_target_once() -> None:
     assert all(owners.count(one) == 1 for one in owners)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.path}.{row.method}")
+METHODS = [row for row in TABLE if row is not INITIALIZER_SEED]
+"""The rows of methods; the other one is of an attribute of instances."""
+
+
+@pytest.mark.parametrize("row", METHODS, ids=lambda row: f"{row.path}.{row.method}")
 def test_a_target_of_the_table_exists_and_is_put_back_after_an_error(row: Patch) -> None:
     owner = row.owner()
     plain = vars(owner)[row.method]
@@ -106,3 +110,16 @@ def test_an_attribute_that_does_not_exist_cannot_be_replaced() -> None:
 
 def test_definer_of_returns_the_class_that_defines_an_attribute() -> None:
     assert definer_of(Derived, "method") is Base
+
+
+def test_a_replacement_is_put_into_the_defining_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Base, "method", METHOD.plain())
+    put(METHOD, lambda self: "ours")
+    assert Base().method() == Derived().method() == "ours"
+    assert "method" not in vars(Derived)
+
+
+def test_an_attribute_of_instances_belongs_to_the_class_of_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(INITIALIZER_SEED.owner(), INITIALIZER_SEED.method, None, raising=False)
+    assert INITIALIZER_SEED.owner() is pkgutil.resolve_name(INITIALIZER_SEED.path)
+    assert definer_of(Derived, "of_instances") is Derived
