@@ -20,9 +20,8 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import load_generated_code_from_memory
 from autodist.capture.keras.callbacks import on_every_worker
-from autodist.capture.keras.distribution import checking_distributions
 from autodist.capture.keras.early_initializers import seed_early_initializers
-from autodist.capture.other_strategies import refusing_strategies
+from autodist.capture.other_strategies import checking_distributions, refusing_strategies
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
 from autodist.capture.training_hooks import install_hooks, put_back
@@ -40,7 +39,7 @@ from autodist.functions.keras_training import KerasTraining
 from autodist.functions.tracing import Tracing
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE, log_to_the_terminal
-from autodist.reading.elementwise import elementwise
+from autodist.reading.data_sets import elementwise
 from autodist.reading.file_sharding import NO_FILES_SHARDED
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from autodist.verify.compare import relative_difference
+from autodist.verify.records import relative_difference
 
 Weights = Mapping[str, NDArray[np.generic]]
 

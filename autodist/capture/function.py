@@ -25,9 +25,8 @@ from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_r
 from autodist.capture.inline import inlining_functions, naming_captures
 from autodist.capture.jacobians import keeping_records
 from autodist.capture.keras.batch_norm import FusedNorms, fusing_batch_norms
-from autodist.capture.keras.distribution import checking_distributions
 from autodist.capture.keras.overwrites import recording_overwrites
-from autodist.capture.other_strategies import refusing_strategies
+from autodist.capture.other_strategies import checking_distributions, refusing_strategies
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import TRAINS, TrainingRequirements
 from autodist.graph.devices import of_no_task

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist.capture.graphs import is_of_function
 from autodist.capture.in_step_all_reduces import AllReduceNotes
-from autodist.capture.inline_conditionals import BranchesInGraph
+from autodist.capture.inline import BranchesInGraph
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of

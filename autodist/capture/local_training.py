@@ -10,9 +10,16 @@ import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
 from autodist.capture.graphs import is_of_function
-from autodist.capture.suspects import SUSPECTS, Suspect, suspects_of
+from autodist.capture.local_steps import (
+    SUSPECTS,
+    LocalStep,
+    Suspect,
+    TrainingKind,
+    line_of_script,
+    step_here,
+    suspects_of,
+)
 from autodist.capture.training_hooks import function_called, listen, stop_listening
-from autodist.capture.training_lines import LocalStep, TrainingKind, line_of_script, step_here
 from autodist.graph.ops import Trait, having
 from autodist.graph.walks import reach
 from autodist.tf_compat.plain_nests import numbered

@@ -12,10 +12,17 @@ import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
 from autodist.capture.graphs import is_of_function
+from autodist.capture.local_steps import (
+    LocalStep,
+    Suspect,
+    TrainingKind,
+    line_of_script,
+    plain_variable,
+    step_here,
+    suspects_of,
+)
 from autodist.capture.local_training import applied
-from autodist.capture.suspects import Suspect, plain_variable, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
-from autodist.capture.training_lines import LocalStep, TrainingKind, line_of_script, step_here
 
 _WINDOWS = 3
 """Number of windows (from an eager gradient to the next distributed step or gradient) with changed variables that count

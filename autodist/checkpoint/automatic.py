@@ -16,10 +16,9 @@ from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.extra_state import ExtraState
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.loop import Loop
-from autodist.checkpoint.preemption import Preemption
 from autodist.checkpoint.read import described, read_about, require_alike, require_seen, saved_values
 from autodist.checkpoint.save import Saves
-from autodist.checkpoint.save_schedule import Schedule
+from autodist.checkpoint.save_schedule import Preemption, Schedule
 from autodist.checkpoint.slices import KeyedVariable, read_into_process
 from autodist.errors import CheckpointError
 from autodist.graph.step import CapturedStep

@@ -9,8 +9,8 @@ from typing import Any
 from autodist.checkpoint.automatic import AutomaticCheckpoints
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.keras_callback import CheckpointCallback
-from autodist.checkpoint.preemption import Preemption
 from autodist.checkpoint.read import read_about, require_whole
+from autodist.checkpoint.save_schedule import Preemption
 from autodist.errors import CheckpointError
 from autodist.resources import CheckpointSection, ResourceSpec
 from autodist.runs.dry_run import active_dry_run

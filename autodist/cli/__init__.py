@@ -1,1 +1,1 @@
-"""The command `autodist`: one file for each of its commands, and their shared code."""
+"""The command `autodist`: a file for each of its commands (diff stands beside plan), and their shared code."""

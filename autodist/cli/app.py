@@ -8,8 +8,7 @@ import typer
 
 from autodist.cli.check import check
 from autodist.cli.command_errors import report_errors
-from autodist.cli.diff import diff
-from autodist.cli.plan import plan
+from autodist.cli.plan import diff, plan
 from autodist.cli.run import run
 from autodist.cli.trace import trace
 from autodist.cli.verify import verify

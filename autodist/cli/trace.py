@@ -39,9 +39,8 @@ def trace(
     * `autodist trace traces --output merged.json`
     """
     from autodist.cli.tracing.files import read_traces
-    from autodist.cli.tracing.merge import merged
     from autodist.cli.tracing.spent import time_spent
-    from autodist.cli.tracing.summary import alignment_lines, summary_lines, table_of
+    from autodist.cli.tracing.summary import alignment_lines, merged, summary_lines, table_of
 
     target = file or folder / "trace.json"
     traces = read_traces(folder)

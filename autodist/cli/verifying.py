@@ -18,18 +18,20 @@ from autodist.cli.script import Target
 from autodist.logs.formatting import counted
 from autodist.logs.tables import text_table
 from autodist.runs.cli_overrides import CliOverrides, named_builder
-from autodist.verify.compare import (
+from autodist.verify.records import (
     ALONE,
+    ERROR,
     FLOAT64_LIMIT,
     FLOORS,
+    NOTES,
     Compared,
     NoFloorError,
+    Recording,
     Rounding,
     compare,
     limit_of,
     steps_of,
 )
-from autodist.verify.recording import ERROR, NOTES, Recording
 
 PERMUTATIONS = 2
 """Number of permutations of each batch by which the rounding floor is measured."""

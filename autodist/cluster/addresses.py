@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from autodist.cluster.load_adjusted_clock import Stopwatch
+from autodist.cluster.timeouts import Stopwatch
 from autodist.errors import ClusterError
 
 _RESOLVE_LIMIT, _RETRY_INTERVAL = 10.0, 0.5

@@ -21,7 +21,6 @@ from types import FrameType
 from typing import BinaryIO
 
 from autodist.cluster.addresses import unresolved
-from autodist.cluster.heartbeat_timeout import HeartbeatTimeout, heartbeat_interval
 from autodist.cluster.launch import LaunchedScript
 from autodist.cluster.ports import ReservedPort, reserve_port
 from autodist.cluster.protocol import (
@@ -45,6 +44,7 @@ from autodist.cluster.protocol import (
     take_output,
 )
 from autodist.cluster.start import content_digest
+from autodist.cluster.timeouts import HeartbeatTimeout, heartbeat_interval
 from autodist.versions import VERSION
 
 _INPUT_CONSUMED_BY_LOGIN = (

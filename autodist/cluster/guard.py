@@ -22,7 +22,7 @@ import threading
 import time
 from pathlib import Path
 
-from autodist.cluster.load_adjusted_clock import Stopwatch
+from autodist.cluster.timeouts import Stopwatch
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL = 0.02

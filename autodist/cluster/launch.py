@@ -14,10 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from autodist.cluster.heartbeat_timeout import heartbeat_interval
-from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
+from autodist.cluster.timeouts import Stopwatch, heartbeat_interval
 from autodist.cluster.worker_client import CONTROL_VARIABLE
 
 # A longer line is forwarded in pieces of this many bytes.

@@ -15,7 +15,7 @@ import sys
 from autodist.cluster.protocol import decode, take_output
 from autodist.cluster.stream_relay import ChiefStreams, RelayOrder, Relays
 
-_SOURCES = {"ssh": "autodist.cluster.ssh_relay", "rendezvous": "autodist.cluster.environments.rendezvous_server"}
+_SOURCES = {"ssh": "autodist.cluster.ssh_transports", "rendezvous": "autodist.cluster.environments.rendezvous_server"}
 """The module that connects to the commands, by the kind of relay. A relay imports only the one that it needs."""
 
 

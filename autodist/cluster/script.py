@@ -8,10 +8,9 @@ import sys
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from autodist.cluster.command_line import Command, TargetKind
+from autodist.cluster.command_line import Command, Main, TargetKind, is_kernel, is_same, script_behind, tool_of
 from autodist.cluster.environments.launcher_env import OF_ONE_PROCESS
 from autodist.cluster.start import ScriptStart, noted_start
-from autodist.cluster.tools import Main, is_kernel, is_same, script_behind, tool_of
 from autodist.errors import ClusterError
 
 _FIX = (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autodist.cluster.addresses import is_loopback, split_host_and_port
-from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.cluster.ports import ReservedPort, leave_listening_to_this_process
+from autodist.cluster.timeouts import Stopwatch
 from autodist.errors import ClusterError
 
 if TYPE_CHECKING:

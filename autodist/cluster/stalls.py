@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.cluster.protocol import Doing, Progress
+from autodist.cluster.timeouts import Stopwatch
 
 _log = logging.getLogger("autodist.cluster")
 

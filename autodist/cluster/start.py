@@ -6,7 +6,7 @@ import functools
 import os
 from dataclasses import dataclass
 
-from autodist.cluster.tools import Main
+from autodist.cluster.command_line import Main
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from autodist.cluster.heartbeat_timeout import HeartbeatTimeout, heartbeat_interval
 from autodist.cluster.protocol import Heartbeat, Lost, Message, encode
+from autodist.cluster.timeouts import HeartbeatTimeout, heartbeat_interval
 
 
 class RemoteCommand(Protocol):

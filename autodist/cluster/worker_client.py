@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
-from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import (
     ChiefText,
@@ -34,6 +32,7 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.script_end import watch_script_end
+from autodist.cluster.timeouts import POLL_INTERVAL, HeartbeatTimeout, Stopwatch, wait_for
 from autodist.errors import ClusterError
 
 _log = logging.getLogger("autodist.cluster")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from autodist.cluster.agent_connection import AgentConnection
 from autodist.cluster.environments.start_rendezvous import channels_of_followers
 from autodist.cluster.failure import LAST_LINES, Ending, exit_reason
-from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.output import Output
 from autodist.cluster.protocol import (
     Done,
@@ -26,6 +25,7 @@ from autodist.cluster.protocol import (
     Progress,
     ProgressRequest,
 )
+from autodist.cluster.timeouts import POLL_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.transport import Channel, transport_to
 from autodist.logs.tensorflow_log import is_no_failure, is_routine_line
 from autodist.resources import ResourceSpec, Worker

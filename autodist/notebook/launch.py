@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from autodist.cluster.command_line import Main
 from autodist.cluster.failure import exit_reason
-from autodist.cluster.tools import Main
 from autodist.cluster.worker_client import CONTROL_VARIABLE
 from autodist.errors import LaunchError
 from autodist.logs.terminal import log_to_the_terminal

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from autodist.reading.quick_reads import reading
+from autodist.reading.data_sets import reading
 
 if TYPE_CHECKING:
     from autodist.reading.file_sharding import FileSharding

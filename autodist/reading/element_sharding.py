@@ -24,8 +24,7 @@ from autodist.layout import propagate
 from autodist.layout.kinds import PerExample
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches
-from autodist.reading.data_sets import kind_of
-from autodist.reading.elementwise import is_elementwise, name_called
+from autodist.reading.data_sets import is_elementwise, kind_of, name_called
 from autodist.tf_compat.do_not_convert import ours
 
 log = logging.getLogger("autodist")

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from autodist.resources._model import EMPTY_IF_NULL, Fault, Model, to_spec_error, unknown_key
+from autodist.resources._model import EMPTY_IF_NULL, Fault, Model, Source, to_spec_error, unknown_key
 from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
 from autodist.resources._sections import CHECKPOINT, SYNC, CheckpointSection, StrategySection, Sync, Timeouts
-from autodist.resources._source import Source
 
 _EXAMPLE = (
     "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, if a scheduler starts the "

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from autodist.resources._limits import shown
-from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
-from autodist.resources._source import as_yaml
+from autodist.resources._model import EMPTY_IF_NULL, Fault, Model, as_yaml
 
 VENV = "the path of a virtual environment on the node, absolute or starting with ~/, without = and control characters"
 

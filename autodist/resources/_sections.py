@@ -10,9 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from autodist.errors import Place
-from autodist.resources._model import Fault, Model
+from autodist.resources._model import Fault, KeyPath, Model, Source, as_yaml
 from autodist.resources._plain import plain_copy
-from autodist.resources._source import KeyPath, Source, as_yaml
 from autodist.resources._yaml import read_text, read_yaml
 
 _BUILDER = "the name of a strategy builder, such as AllReduce"
@@ -215,7 +214,7 @@ class Timeouts(Model):
     """Timeouts of a run, in seconds. An error about a missed timeout names the key to raise.
 
     Seconds count for less while a process is suspended or this machine is overloaded
-    (`autodist.cluster.load_adjusted_clock`). So a timeout limits the work that a process could have done in that time.
+    (`autodist.cluster.timeouts`). So a timeout limits the work that a process could have done in that time.
 
     Attributes:
         connect_timeout: the time for reaching a machine over SSH. Until then, a machine that still boots or admits no

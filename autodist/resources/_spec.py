@@ -12,10 +12,10 @@ from pydantic import Field
 
 from autodist.errors import ResourceSpecError
 from autodist.resources._keys import GIVEN, YamlKeys
+from autodist.resources._model import Source
 from autodist.resources._node import Node, SSHGroup
 from autodist.resources._plain import plain_copy
 from autodist.resources._sections import Timeouts
-from autodist.resources._source import Source
 from autodist.resources._workers import Allotment, Replica, Worker, allot, assign_workers, list_replicas
 from autodist.resources._yaml import read_text, read_yaml
 

@@ -21,7 +21,7 @@ from autodist.resources._limits import (
     shown,
     text_fault,
 )
-from autodist.resources._source import KeyPath, Source, key_text
+from autodist.resources._model import KeyPath, Source, key_text
 
 TAG = "tag:yaml.org,2002:"
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from autodist.capture.local_steps import LocalStep, TrainingKind
 from autodist.capture.local_training import LocalTraining
 from autodist.capture.second_training import ScopeTraining
-from autodist.capture.training_lines import LocalStep, TrainingKind
 from autodist.errors import CaptureError
 from autodist.logs.formatting import some_of
 from autodist.logs.terminal import ALIKE_EVERYWHERE

@@ -26,8 +26,7 @@ from autodist.runtime.variables import StoredVariable
 from autodist.sessions.batches import SessionBatches
 from autodist.sessions.feeds import SessionFeeds, disagree
 from autodist.sessions.initial_values import InitialValues, resume
-from autodist.sessions.plan import SessionPlan
-from autodist.sessions.programs import Prepared, SessionPrograms
+from autodist.sessions.programs import Prepared, SessionPlan, SessionPrograms
 from autodist.sessions.requests import ABSENT, Request, Requests, check_options, expanded, refuse_partial_runs
 from autodist.sessions.runs import SessionRuns
 from autodist.tf_compat.tf1_scripts import plain_shapes

@@ -29,7 +29,7 @@ from autodist.kernels import KERNELS, LOCAL_KERNELS, AnyKernel
 from autodist.kernels.place.slots import find_slots
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import all_synchronizers
-from autodist.verify.recording import ERROR, NOTES, OUTPUTS, SLOTS, STATE, VARIABLE, VARIABLES, Recording
+from autodist.verify.records import ERROR, NOTES, OUTPUTS, SLOTS, STATE, VARIABLE, VARIABLES, Recording
 
 SEED = 1
 """Seed of all random numbers that the script does not seed, so that its runs are equal."""

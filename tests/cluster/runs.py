@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-from autodist.cluster.load_adjusted_clock import Stopwatch
+from autodist.cluster.timeouts import Stopwatch
 from tests.forked_python.start import ON_CPU, forked_python
 
 MARK = "AUTODIST_TEST_RUN"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from autodist.cluster import transport
+from autodist.cluster.command_line import Main
 from autodist.cluster.ports import reserve_port
 from autodist.cluster.start import ScriptStart
-from autodist.cluster.tools import Main
 from tests.cluster.runs import Run, parent, survivors, within
 
 pytestmark = pytest.mark.processes

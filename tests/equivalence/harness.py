@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autodist.verify.compare import relative_difference
+from autodist.verify.records import relative_difference
 from tests.cluster.runs import MARK, Chief, all_gone, survivors, within
 from tests.forked_python.start import ON_CPU, forked_python
 

@@ -14,7 +14,7 @@ from keras.distribution import DataParallel, DeviceMesh, LayoutMap, ModelParalle
 from keras.distribution import set_distribution as imported_before
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture.keras import distribution
+from autodist.capture import other_strategies
 from autodist.errors import CaptureError
 from tests.unit.test_keras_inputs import assert_fits_alike
 
@@ -26,7 +26,7 @@ X, Y = np.random.default_rng(0).normal(size=(11, 6)), np.random.default_rng(1).n
 
 @pytest.fixture
 def unset() -> Iterator[None]:
-    distribution._note_data_parallel.cache_clear()
+    other_strategies._note_data_parallel.cache_clear()
     yield
     keras.distribution.set_distribution(None)
 

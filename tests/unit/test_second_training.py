@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture import second_training, training_lines
+from autodist.capture import local_steps, second_training
 
 X = np.ones((4, 3), "float32")
 
@@ -214,8 +214,8 @@ def test_a_step_of_a_library_is_told_with_its_name_and_the_page(
 ) -> None:
     (tmp_path / "a_library.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(training_lines, "_PACKAGES", (str(tmp_path),))
-    monkeypatch.setattr(training_lines, "_NOT_THE_SCRIPT", (*training_lines._NOT_THE_SCRIPT, str(tmp_path)))
+    monkeypatch.setattr(local_steps, "_PACKAGES", (str(tmp_path),))
+    monkeypatch.setattr(local_steps, "_NOT_THE_SCRIPT", (*local_steps._NOT_THE_SCRIPT, str(tmp_path)))
     compiled = importlib.import_module("a_library").compiled
     pair = Pair(ad)
     variables = pair.second.trainable_variables

@@ -14,18 +14,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.keras.batches import next_with_global_batch, on_several
 from autodist.capture.keras.call_arguments import lengths_to_come, recording_lengths
-from autodist.capture.keras.distribution import check_current_distribution
 from autodist.capture.keras.errors import explaining_graphs, hiding_own_frames
 from autodist.capture.keras.evaluations import Evaluations
 from autodist.capture.keras.fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras.libraries import steps_per_execution
 from autodist.capture.keras.model_state import is_about_to_step, make_state
 from autodist.capture.keras.own_batches import reading_own_batches, takes_parts
-from autodist.capture.keras.progress import TracedStep, timing_the_start
+from autodist.capture.keras.steps import TracedStep, next_with_global_batch, on_several, timing_the_start
 from autodist.capture.keras.train_functions import is_making, makes_its_own, one_batch_step, own_maker, set_maker
-from autodist.capture.other_strategies import require_no_strategy
+from autodist.capture.other_strategies import check_current_distribution, require_no_strategy
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import PartsIterator, Reading
 from autodist.tf_compat.do_not_convert import converting, ours

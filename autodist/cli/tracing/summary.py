@@ -1,13 +1,14 @@
-"""Formats the time spent in a step, as a table and as text."""
+"""Output of `autodist trace`: the time spent in a step as a table and as text, and the merged trace for Perfetto."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
-from autodist.cli.tracing.files import Trace
-from autodist.cli.tracing.spent import ANYBODY, TimeSpent
+from autodist.cli.tracing.files import Event, Trace
+from autodist.cli.tracing.spent import ANYBODY, TimeSpent, kind_of
 from autodist.logs.formatting import readable_bytes, readable_seconds
 from autodist.logs.tables import text_table
 
@@ -92,3 +93,48 @@ def _time(microseconds: float) -> str:
 
 def _part(part: float, whole: float, between: str = " ") -> str:
     return f"{_time(part)}{between}({part / whole:.0%})" if part else "–"
+
+
+def merged(traces: Mapping[str, Sequence[Trace]]) -> dict[str, Any]:
+    """Returns the content of the merged file.
+
+    Args:
+        traces: the traces of all workers, by step.
+    """
+    everything = [trace for step in traces.values() for trace in step]
+    origin = min(trace.begin for trace in everything)
+    return {"displayTimeUnit": "ms", "traceEvents": list(_events(everything, origin))}
+
+
+def _events(traces: Sequence[Trace], origin: float) -> Iterator[dict[str, Any]]:
+    """Yields events with times in microseconds after the first one."""
+    names = worker_names(traces)
+    lanes: dict[tuple[int, str], int] = {}
+    tasks = sorted({event.task for trace in traces for event in trace.events})
+    for task in tasks:
+        process = {"name": names.get(task, f"worker {task}")}
+        yield {"ph": "M", "name": "process_name", "pid": task, "tid": 0, "args": process}
+        yield {"ph": "M", "name": "process_sort_index", "pid": task, "tid": 0, "args": {"sort_index": task}}
+    for trace in traces:
+        for event in trace.events:
+            lane = _lane(trace, event)
+            if (event.task, lane) not in lanes:
+                lanes[event.task, lane] = tid = len(lanes) + 1
+                yield {"ph": "M", "name": "thread_name", "pid": event.task, "tid": tid, "args": {"name": lane}}
+            yield {
+                "ph": "X", "pid": event.task, "tid": lanes[event.task, lane], "cat": kind_of(event),
+                "ts": round(event.start - origin, 3), "dur": event.length, "name": _event_name(event),
+                "args": {"label": event.label, "step": trace.step, "of worker": trace.worker},
+            }  # fmt: skip
+
+
+def _lane(trace: Trace, event: Event) -> str:
+    """Returns the lane of an event; work for another worker's step has a lane of its own."""
+    of = "" if event.task == trace.worker else f", for worker {trace.worker}"
+    return f"{trace.step}{of}: {event.device} {event.lane}"
+
+
+def _event_name(event: Event) -> str:
+    if event.transfer is None:
+        return event.name
+    return f"receives {event.transfer.tensor} from worker {event.transfer.source}"

@@ -38,9 +38,9 @@ from autodist.cluster.environments.handshake import (
 from autodist.cluster.environments.launcher_env import GivenCluster
 from autodist.cluster.environments.local_facts import count_gpus_apart, hello_of
 from autodist.cluster.environments.secret import SecretSource
-from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.cluster.protocol import Exited, Inspect, Line, Lost, Message, Release, Start, Stop, encode
 from autodist.cluster.script import Script
+from autodist.cluster.timeouts import Stopwatch
 from autodist.errors import BAD_INPUT, AutoDistError, ClusterError, ResourceSpecError
 
 VARIABLE = "AUTODIST_FOLLOWS"

@@ -14,7 +14,8 @@ from collections.abc import MutableMapping, Sequence
 from autodist.cluster.environments.handshake import Hello
 from autodist.cluster.environments.launcher_env import GivenCluster
 from autodist.cluster.environments.machines import Machines, machines_of
-from autodist.cluster.environments.rendezvous_events import (
+from autodist.cluster.environments.roster import (
+    Arrival,
     Failed,
     Listening,
     PortInUse,
@@ -22,10 +23,9 @@ from autodist.cluster.environments.rendezvous_events import (
     RendezvousOrder,
     Warned,
 )
-from autodist.cluster.environments.roster import Arrival
 from autodist.cluster.environments.secret import SecretSource
-from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch
 from autodist.cluster.protocol import Lost, Message, decode, encode
+from autodist.cluster.timeouts import POLL_INTERVAL, Stopwatch
 from autodist.cluster.transport import Channel, start_relay
 from autodist.errors import ClusterError
 from autodist.resources import Timeouts, is_own_address

@@ -1,6 +1,6 @@
 """The rendezvous server: the part of the relay that the other processes of a given cluster join.
 
-It listens, and accepts the processes that know the run's secret. It reports the events of `rendezvous_events` on the
+It listens, and accepts the processes that know the run's secret. It reports the events of `roster` on the
 relay's standard output. Each process that has joined is relayed like a command over SSH.
 """
 
@@ -25,19 +25,21 @@ from autodist.cluster.environments.handshake import (
     welcome,
 )
 from autodist.cluster.environments.machines import plain_host
-from autodist.cluster.environments.rendezvous_events import (
+from autodist.cluster.environments.roster import (
+    MAX_TRIES,
+    Arrival,
     Failed,
     Listening,
     PortInUse,
     ProcessJoined,
     RendezvousOrder,
+    Roster,
     Warned,
 )
-from autodist.cluster.environments.roster import MAX_TRIES, Arrival, Roster
-from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
 from autodist.cluster.ports import holder_of, listen, reason_of
 from autodist.cluster.protocol import Message, encode
 from autodist.cluster.stream_relay import Relays
+from autodist.cluster.timeouts import HeartbeatTimeout
 
 _CHUNK = 1 << 16
 

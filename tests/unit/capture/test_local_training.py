@@ -15,9 +15,9 @@ from tensorflow.python.ops import gradients_util
 
 from autodist.capture.function import capture_function
 from autodist.capture.gradients import recording_gradients
+from autodist.capture.local_steps import LocalStep, TrainingKind
 from autodist.capture.local_training import LocalTraining
 from autodist.capture.training_hooks import put_back
-from autodist.capture.training_lines import LocalStep, TrainingKind
 
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 

@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from autodist.checkpoint import preemption
-from autodist.checkpoint.preemption import Preemption
-from autodist.checkpoint.save_schedule import Schedule
+from autodist.checkpoint import save_schedule
+from autodist.checkpoint.save_schedule import Preemption, Schedule
 from autodist.cluster.failure import LEAVING
 from autodist.errors import ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
@@ -48,7 +47,7 @@ def ended_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         found.append(number)
         raise SystemExit(128 + number)
 
-    monkeypatch.setattr(preemption, "watch_script_end", lambda: SimpleNamespace(end_script_by=end_script_by))
+    monkeypatch.setattr(save_schedule, "watch_script_end", lambda: SimpleNamespace(end_script_by=end_script_by))
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield found
     signal.signal(signal.SIGTERM, before)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from autodist.cli.app import app
-from autodist.cli.plan_page import page_of
+from autodist.cli.plan_views import page_of
 from autodist.cli.plans import PlannedStrategy, Plans, read_plan
 
 RUNNER = CliRunner()

@@ -18,7 +18,7 @@ from autodist.cli import verifying
 from autodist.cli.app import app
 from autodist.cli.verifying import VerifyResult
 from autodist.runs.cli_overrides import CliOverrides
-from autodist.verify.compare import NoFloorError, Rounding, compare
+from autodist.verify.records import NoFloorError, Rounding, compare
 from tests.cluster.runs import MARK
 from tests.forked_python.start import ON_CPU, ForkedPython
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
+from autodist.cluster.timeouts import HeartbeatTimeout
 
 LIMIT = 25.0
 

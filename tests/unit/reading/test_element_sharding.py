@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from autodist.batch.examples import rows_to_read, share_of
 from autodist.reading.batch_sharding import Reading, Slices, global_batch_of
+from autodist.reading.data_sets import elementwise
 from autodist.reading.element_sharding import own_elements, reading_own
-from autodist.reading.elementwise import elementwise
 
 REPLICAS = [0, 1, 1, 2]
 """Three workers; a batch of 10 gives them 3, 5 and 2 examples."""

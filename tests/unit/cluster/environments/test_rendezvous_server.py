@@ -17,7 +17,9 @@ from autodist.cluster.environments import follower as following
 from autodist.cluster.environments.follower import Follower
 from autodist.cluster.environments.handshake import Welcome
 from autodist.cluster.environments.launcher_env import GivenCluster
-from autodist.cluster.environments.rendezvous_events import (
+from autodist.cluster.environments.rendezvous_server import RendezvousServer
+from autodist.cluster.environments.roster import (
+    MAX_TRIES,
     Failed,
     Listening,
     PortInUse,
@@ -25,8 +27,6 @@ from autodist.cluster.environments.rendezvous_events import (
     RendezvousOrder,
     Warned,
 )
-from autodist.cluster.environments.rendezvous_server import RendezvousServer
-from autodist.cluster.environments.roster import MAX_TRIES
 from autodist.cluster.protocol import Line, Lost, Message, decode, encode
 from autodist.cluster.script import Script
 from autodist.cluster.stream_relay import ChiefStreams, Relays

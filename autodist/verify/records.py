@@ -1,10 +1,11 @@
-"""Differences between the recorded steps of two runs, and the differences that rounding explains."""
+"""Records of a run: their settings, their differences between two runs, and the rounding that explains these."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autodist.verify.recording import OUTPUTS, VARIABLES
+VARIABLE = "AUTODIST_RECORD"
+"""Environment variable with the settings, as JSON."""
+
+NOTES, ERROR = "notes.json", "error.json"
+"""Files next to those of the steps: notes on the step, and the error that ended the script."""
+
+VARIABLES, SLOTS, STATE, OUTPUTS = "variable", "slot", "state", "output"
+"""Kinds of values, which precede their names."""
 
 Values = Mapping[str, NDArray[Any]]
 """The values after one step, by kind and name."""
@@ -25,6 +33,29 @@ FLOORS = 10
 
 LAST_BIT = float(np.finfo(np.float32).eps)
 """Lower bound of the rounding floor, since few steps may show none."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Settings of a recorded run.
+
+    Attributes:
+        folder: target folder; only the first worker writes there.
+        steps: number of training steps, after which the script exits.
+        in_float64: True if float64 is Keras's default dtype.
+        is_reference: True if the step runs as captured, on one device.
+        permutation: seed of the order of the examples of each batch; None: the script's order.
+    """
+
+    folder: str
+    steps: int
+    in_float64: bool
+    is_reference: bool
+    permutation: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables for the script's process."""
+        return {VARIABLE: json.dumps(asdict(self)), "PYTHONHASHSEED": "0"}
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import pytest
 
-from autodist.capture.keras import progress
-from autodist.capture.keras.progress import timing_the_start
+from autodist.capture.keras import steps
+from autodist.capture.keras.steps import timing_the_start
 
 
 class _Step:
@@ -26,7 +26,7 @@ class _Step:
 
 def test_the_first_call_does_not_count_and_all_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     step, model = _Step(), keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(time=lambda: step.now))
+    monkeypatch.setattr(steps, "time", SimpleNamespace(time=lambda: step.now))
     timed = timing_the_start(step, model)
     bar = keras.callbacks.ProgbarLogger()
     bar.set_params({"verbose": 1, "epochs": 1, "steps": 3})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autodist.cluster import ssh_relay
+from autodist.cluster import ssh_transports
 from autodist.cluster.protocol import Lost, decode
 from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_settings import SSHOrder, SSHSettings
@@ -48,13 +48,13 @@ def test_all_of_a_machine_that_was_not_reached_are_reported_why_and_whether_it_a
     def reach(*how: object) -> Iterator[Machine]:
         yield Machine()
 
-    monkeypatch.setattr(ssh_relay, "reach", reach)
+    monkeypatch.setattr(ssh_transports, "reach", reach)
     monkeypatch.setattr(
-        ssh_relay, "_end_with_the_chief", lambda relays, have_started: None
+        ssh_transports, "_end_with_the_chief", lambda relays, have_started: None
     )  # it would end this process
     pipes = [[os.pipe() for _ in range(3)] for _ in range(2)]
     ends = [ChiefStreams.open(reported[0], said[1], errors[1]) for reported, said, errors in pipes]
-    ssh_relay.relay(SSHOrder(SSHSettings("b"), ("module",), 60.0, 60.0), Relays(ends), io.BytesIO())
+    ssh_transports.relay(SSHOrder(SSHSettings("b"), ("module",), 60.0, 60.0), Relays(ends), io.BytesIO())
     for one, ((_, reported), (said, _), (errors, _)) in zip(ends, pipes, strict=True):
         with os.fdopen(said, "rb") as lines:
             assert decode(lines.readline()) == Lost("it did not work", kind is UnreachableError)

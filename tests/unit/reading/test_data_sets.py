@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.reading.quick_reads import quick_read
+from autodist.reading.data_sets import quick_read
 
 Pair = namedtuple("Pair", ["images", "labels"])
 X = np.arange(10, dtype=np.float32).reshape(5, 2)

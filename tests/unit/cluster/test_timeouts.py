@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autodist.cluster import load_adjusted_clock
-from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch, processor_share, wait_for
+from autodist.cluster import timeouts
+from autodist.cluster.timeouts import POLL_INTERVAL, Stopwatch, processor_share, wait_for
 
 
 class Clock:
@@ -72,7 +72,7 @@ def test_what_comes_true_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_come_true_is_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_adjusted_clock, "processor_share", lambda: 1.0)
+    monkeypatch.setattr(timeouts, "processor_share", lambda: 1.0)
     changed = threading.Condition()
     with changed:
         assert not wait_for(changed, lambda: False, 0.05)
