@@ -26,7 +26,7 @@ class Place:
 
 
 class ResourceSpecError(AutoDistError, ValueError):
-    """Error in the YAML that describes the machines.
+    """Error in the YAML file that describes the machines.
 
     Args:
         problem: the fault and the allowed values.
@@ -98,8 +98,8 @@ class PartsError(RewriteError):
     """Error raised when a callback's keys split a step into parts that depend on each other in a cycle.
 
     Args:
-        keys: of the parts, in the order of the cycle; each part feeds the next, and the last feeds the first.
-        ways: for each part the nodes on the path to the next part: its own, those of no part, and the next part's.
+        keys: the parts in the order of the cycle; each part feeds the next, and the last feeds the first.
+        ways: for each part, the path of nodes to the next part: its last node, nodes of no part, the next part's first.
 
     Attributes:
         node: the node at which the cycle returns to the first part.
@@ -136,7 +136,7 @@ class NotSharedError(AutoDistError):
 
 
 class FetchedElsewhereError(StrategyError):
-    """Error raised when a session's run fetches values of other workers, which send them only if all fetch the same."""
+    """Error raised when a worker alone fetches values of other workers; they send them only if all fetch the same."""
 
 
 class ReductionError(AutoDistError, ValueError):
@@ -169,7 +169,7 @@ class CheckpointMismatchError(CheckpointError):
         listed = "".join(f"\n  {title}: {', '.join(names)}" for title, names in lists.items() if names)
         super().__init__(
             f"The checkpoint {path} does not match these objects, and nothing was restored:{listed}\nPass the objects "
-            "that were saved, under the same names, and build a model or an optimizer that creates its variables later."
+            "that were saved, under the same names, and build models and optimizers before you restore them."
         )
 
 
@@ -178,7 +178,7 @@ class ClusterError(AutoDistError):
 
 
 class MachinesAwayError(ClusterError):
-    """Error raised when machines do not answer and nothing else is wrong; a refused login counts as an answer.
+    """Error raised when the only fault is that machines do not answer; a refused login counts as an answer.
 
     Args:
         problem: the reason for each machine.
@@ -191,7 +191,7 @@ class MachinesAwayError(ClusterError):
 
 
 class WorkerFailedError(ClusterError):
-    """Error raised when a worker failed and the other workers were stopped.
+    """Error raised after a worker failed and the other workers were stopped.
 
     Args:
         worker: its name, as in the output.

@@ -1,4 +1,7 @@
-"""Elementwise arithmetic on tables: finds the operands of a node that have one row per row of the table."""
+"""Elementwise arithmetic on a table, a variable whose rows are gathered by ids (such as an embedding).
+
+Finds the operands of such a node that have one row per row of the table.
+"""
 
 from __future__ import annotations
 

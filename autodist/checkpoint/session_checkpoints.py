@@ -53,7 +53,7 @@ class SessionCheckpoints(Checkpoints):
             others += [v.name for v in tf.compat.v1.global_variables() if v._get_save_slice_info() is not None]
         if others:
             raise CheckpointError(
-                f"{others[0]} is not saved as a variable, but is a table, an iterator or a shard made by a TensorFlow "
+                f"{others[0]} cannot be saved as a variable: it is a table, an iterator or a shard of a TensorFlow "
                 "partitioner. Save the session with a tf.compat.v1.train.Saver, or let the strategy partition it."
             )
 
@@ -63,7 +63,7 @@ class SessionCheckpoints(Checkpoints):
         self._session.give_initial_values()
 
     def _count(self) -> int:
-        return 0  # only the folder's numbers count; a counter could not be read while a graph is built
+        return 0  # numbers follow from the files in the folder; a counter could not be read while a graph is built
 
     def _content(self, number: int, step: int | None, extra: Content) -> Content:
         values = [Value.in_session(name, stored) for name, stored in self._session.saved_variables().items()]
@@ -76,7 +76,7 @@ class SessionCheckpoints(Checkpoints):
         """Maps the name of each variable to the key of its value.
 
         Raises:
-            CheckpointMismatchError: it was saved from another graph; names all differences.
+            CheckpointMismatchError: the checkpoint was saved from another graph; the message names all differences.
         """
         values, variables = saved_values(tf.train.load_checkpoint(prefix)), self._session.saved_variables()
         keys = dict(_names_of_objects(prefix)) or {key: key for key in values}
@@ -93,7 +93,7 @@ class SessionCheckpoints(Checkpoints):
 
 
 def _names_of_objects(prefix: str) -> Iterator[tuple[str, str]]:
-    """For a checkpoint of objects, yields the name of each variable and its key."""
+    """Yields the name and the key of each variable of an object-based checkpoint (`tf.train.Checkpoint`)."""
     graph = saved_graph(prefix)
     for node in [] if graph is None else graph.nodes:
         for attribute in node.attributes:

@@ -1,6 +1,6 @@
-"""Sums and means over the batch that a loss combines with single examples, such as normalised advantages.
+"""Statistics: sums and means over the batch that a loss combines with single examples, as in normalised advantages.
 
-On one device they cover the whole batch, so each replica needs those of all replicas before it can continue.
+On one device they cover the whole batch. A replica therefore needs the statistic of all replicas before it continues.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class NodeInput:
     """An input of a node.
 
     Attributes:
-        node: its name.
-        index: of the input, without control inputs.
+        node: the name of the node.
+        index: the position among the inputs; control inputs do not count.
     """
 
     node: str
@@ -39,21 +39,22 @@ Statistics = Mapping[NodeInput, Statistic]
 def find_statistics(
     step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
 ) -> Statistics | None:
-    """Returns the sums and means that make the dependence of a loss on the batch unknown, by their inputs.
+    """Returns the sums and means because of which replicas would not compute the loss of one device.
 
-    A mean over values that combine examples with another mean is returned with that mean, such as a variance with its
-    mean. This holds even if the dependence of the loss on the batch is known, as for covariances of features.
+    They make the dependence of a loss on the batch unknown. A variance is one, and then its mean is returned too. In
+    covariances of features, they matter although the dependence of the loss on the batch is known.
 
     Args:
         step: the step.
-        flows: dependence of its tensors on the batch.
-        is_left: returns True for a node of a layer that is specified to see its replica's examples only.
+        flows: the dependence of its tensors on the batch.
+        is_left: returns True for a node that must see the examples of its replica alone, such as those of plain batch
+            normalisation.
         calls: positions of the calls of `gradient` to consider; None: those whose gradients are summed over the
             replicas.
 
     Returns:
-        None if all differentiated tensors are known and equal those of one device; empty if something other than sums
-        and means is the obstacle.
+        The statistics, by the inputs of nodes that read them. None if all differentiated tensors are known and equal
+        those of one device. Empty if the obstacle is something other than sums and means.
     """
     parts = list(_differentiated_parts(step, flows, _joined(step) if calls is None else calls))
     unknown = [name for name in parts if isinstance(flows.kind(name), Unknown)]
@@ -66,14 +67,14 @@ def find_statistics(
 def met_behind(
     step: CapturedStep, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
-    """Returns the sums and means that make some tensors unknown; empty if there is another obstacle."""
+    """Returns the sums and means that make the given tensors unknown; empty if there is another obstacle."""
     return _find_at_each(step, flows, _first_unknown(step, flows, unknown), is_left)
 
 
 def met_mixing(
     step: CapturedStep, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
-    """Returns the sums and means that are combined with examples before some tensors."""
+    """Returns the sums and means that are combined with examples on the way to the given tensors."""
     result: dict[NodeInput, Statistic] = {}
     for node in _mixing(step, flows, names):
         if not is_left(node):
@@ -103,7 +104,7 @@ def _find_at(
         kind = flows.kind(name)
         if isinstance(kind, Sum | Mean) and can_be_whole(step, name, kind):
             result[NodeInput(node, k)] = kind
-        elif isinstance(kind, Unknown):  # unknown, although examples are known before it: the root of a mean, say
+        elif isinstance(kind, Unknown):  # although the examples before it are known: for instance, the root of a mean
             result |= met_behind(step, flows, [name], is_left)
     return result
 
@@ -119,7 +120,7 @@ def _joined(step: CapturedStep) -> list[int]:
 
 
 def _differentiated_parts(step: CapturedStep, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
-    """Yields the tensors that some calls differentiate, or their terms."""
+    """Yields the tensors that the given calls differentiate, or their terms."""
     for k in calls:
         call = step.gradient_calls[k]
         yield from [term.tensor for term in find_terms(step, flows, call)] or call.targets
@@ -136,13 +137,13 @@ def _first_unknown(step: CapturedStep, flows: Propagation, names: Sequence[str])
         unknown = [name for name in inputs_of(step, node) if isinstance(flows.kind(name), Unknown)]
         if (
             not unknown and step.graph_index.nodes[node].op not in _OF_SHAPES
-        ):  # a node that reads a shape knows whose rows it counts
+        ):  # the rows that a shape op counts are known
             yield node
         front += map(node_of, unknown)
 
 
 def _mixing(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> set[str]:
-    """Returns the nodes before some tensors that combine examples with a value shared by several of them."""
+    """Returns the nodes before the given tensors that combine examples with a sum or mean of several examples."""
 
     def mixed(name: str) -> list[str]:
         return [one for one in inputs_of(step, node_of(name)) if _is_mixed(flows.kind(one))]
@@ -160,7 +161,7 @@ def _is_mixed(kind: Kind) -> bool:
 
 
 def can_be_whole(step: CapturedStep, name: str, kind: Statistic) -> bool:
-    """Returns True if replicas can exchange it while the step computes."""
+    """Returns True if replicas can reduce the statistic while the step computes."""
     weight = kind.weight if isinstance(kind, Mean) else None
     while isinstance(weight, Total):
         weight = weight.weight

@@ -1,8 +1,8 @@
 """In-step all-reduces: sums over all replicas while a step computes, as in synchronized batch normalisation.
 
-They include gathered rows: the rows of all replicas concatenated, for a loss that compares examples with each other. In
-the captured graph, an in-step all-reduce is a `PlaceholderWithDefault` of the replica's own value. On one device, both
-are equal.
+They include all-gathers: the rows of all replicas concatenated, for a loss that compares examples with each other. In
+the captured graph, an in-step all-reduce is a `PlaceholderWithDefault` whose default is the replica's own value, which
+is the result on one device.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class InStepAllReduce:
 
     Attributes:
         node: the PlaceholderWithDefault that stands for the result.
-        of: the node of another in-step all-reduce, if this is its gradient; otherwise None. All replicas read the
-            result of that node, so all their gradients count.
+        of: the node of the in-step all-reduce whose gradient this is; None if it is no gradient. All replicas read
+            the result of that node, so the gradient is the sum over all of them.
         is_mean: True if the script requests the mean of the replicas' values.
         how: the kind of the result.
-        axis: the axis of the rows, unless it is a plain sum.
-        is_asked: True if the script requests it. If not, replicas use their own value when no worker waits for another.
+        axis: the axis of the rows; unused for a sum.
+        is_asked: True if the script requests it. If not, replicas use their own value under stale or asynchronous
+            updates, where workers do not wait for each other.
     """
 
     node: str
@@ -54,8 +55,8 @@ class InStepAllReduce:
 def find_depths(step: CapturedStep) -> Mapping[str, int]:
     """Maps each node to its communication round: the longest chain of exchanges between replicas up to the node.
 
-    The node's own exchange counts. Exchanges of equal depth do not wait for each other. A seed and the value of a loss
-    term over the whole batch count as exchanges of all values that the loss is computed from.
+    The exchange at the node itself counts. Exchanges of equal depth do not wait for each other. The seed of a loss and
+    the value of a loss term count as exchanges, which follow all values that the loss is computed from.
     """
     sums = {s.node for s in step.in_step_all_reduces}
     known: dict[str, int] = {}

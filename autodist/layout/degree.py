@@ -1,4 +1,4 @@
-"""The batch degree of results without a batch axis: sums, means, and functions of them."""
+"""The batch degree (growth with the batch size) of values without a batch axis: sums, means, functions of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_neutral(ctx: OpContext, operand: Operand, index: int) -> bool:
 
 
 def common_scale(ctx: OpContext, operands: Mapping[int, Operand]) -> Factors | UnknownFact:
-    """Returns the factors of operands that are added to rows, or chosen from with them; zeros fit any scale."""
+    """Returns the common factors of operands that are added to rows or selected with them; zeros fit any scale."""
     scales = {factors_of(operand) for operand in operands.values() if isinstance(operand, Form)}
     if len(scales) > 1:
         scales = {factors_of(o) for k, o in operands.items() if isinstance(o, Form) and not is_neutral(ctx, o, k)}
@@ -82,7 +82,7 @@ def _unknown_sum(ctx: OpContext, operands: Sequence[Operand]) -> Statistic | Unk
 def weakest(operands: Sequence[Operand]) -> UnknownFact | None:
     """Returns the unknown fact that determines the result; None if every operand is known.
 
-    It is recoverable only if all other operands are replicated.
+    A later rule can recover rows from it (`Recovery`) only if all other operands are replicated.
     """
     unknown = [operand for operand in operands if isinstance(operand, UnknownFact)]
     if not unknown:

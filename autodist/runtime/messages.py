@@ -1,4 +1,4 @@
-"""Messages between steps: bytes from the chief to every other worker, and from them to the chief."""
+"""Messages between steps: bytes from the chief to every other worker, and from other workers to the chief."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CAPACITY = 64
 
 
 class Messages:
-    """One worker's end of the transport. Each worker reads the chief's messages in order.
+    """One worker's end of the message queues. Each worker reads the chief's messages in order.
 
     Args:
         graph_runner: runs the sending and receiving.
@@ -78,9 +78,11 @@ class Messages:
 
     def left(self) -> list[bytes]:
         """On the chief, waits for the final messages of all others and returns them, in any order."""
-        return [bytes(words) for words in self._graph_runner.session.run(self._take_left)] if self._workers > 1 else []
+        return (
+            [bytes(content) for content in self._graph_runner.session.run(self._take_left)] if self._workers > 1 else []
+        )
 
     def barrier(self) -> None:
-        """On the chief, waits until all others have called it, and so have finished their last step."""
+        """On the chief, waits until all others have called it, which they do after their last step."""
         if self._workers > 1:
             self._graph_runner.session.run(self._await_ready if self._is_chief else self._send_ready)

@@ -1,4 +1,4 @@
-"""ReduceScatter: owners sum vectors in a compressor's encoding, over the whole group or over subgroups first."""
+"""ReduceScatter: encoded vectors are sent to their owners, which sum them, over the group or over subgroups first."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Coded: TypeAlias = "list[tf.Tensor]"
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """Sums vectors that each have an owner, which sums them in worker order and broadcasts the sum.
+    """Sums vectors over workers. Each vector has an owner, which adds the parts in worker order and broadcasts the sum.
 
-    Each sender knows its encoding error. All workers, the owner included, use the decoded sum. A worker's own part is
-    added without encoding.
+    The owner adds its own part without encoding. All workers, the owner included, use the decoded sum. Each sender
+    returns the error of its encoding, which a compressor may add to the next vector.
 
     Attributes:
         exchange: the communicator between workers.
         code: the encoding in which vectors are sent.
-        then: applied by the owner to a sum before it is broadcast.
+        then: the function that the owner applies to a sum before the broadcast.
         name: distinguishes the sums of one bucket.
     """
 
@@ -46,18 +46,18 @@ class ReduceScatter:
         """Sums in two hops: each worker sends its vectors to their owners, and the owners broadcast the sums.
 
         Args:
-            vectors: by owner, this worker's vector, or its spec if the worker computes nothing.
+            vectors: this worker's vectors by owner; their specs if the worker has no replicas.
         """
         return {owner: self._at_owner(owner, vector) for owner, vector in vectors.items()}
 
     def in_subgroups(self, transfers: SubgroupTransfers, vectors: Mapping[int, Like]) -> dict[int, Summed]:
-        """Sums over subgroups first: each rank of a subgroup handles the vectors of owners with the same rank.
+        """Sums over subgroups first. Each rank of a subgroup handles the vectors whose owners have the same rank.
 
-        A rank sums the vectors of its subgroup and sends the sums to the owners, which add them in subgroup order. Sums
-        return the same way, in the owner's encoding, so that all workers read the same.
+        A rank sums the vectors of its subgroup and sends the sums to the owners, which add them in subgroup order. The
+        results return the same way, in the owner's encoding, so that all workers read the same bits.
 
         Args:
-            transfers: those of the subgroups.
+            transfers: the transfers within and between the subgroups.
             vectors: as in `at_once`; the owners are reducing ranks of their subgroups.
         """
         subgroups, rank = transfers.subgroups, transfers.my_rank

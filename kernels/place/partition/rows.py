@@ -1,4 +1,4 @@
-"""Rows in pieces: rules for ops of an update that process the rows of a sparse gradient."""
+"""Partitioning rules for the ops of an update that process the rows of a sparse gradient: one copy for each shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autodist.kernels.place.partition.work import Work
 
 
 def passed_on(work: Work, node: NodeDef) -> bool:
-    """Rewrites an op that forwards its only input."""
+    """Partitions an op that forwards its only input."""
     name, out = work.data(node)[0], f"{node.name}:0"
     layout = work.layout(name)
     if layout is None:
@@ -26,7 +26,7 @@ def passed_on(work: Work, node: NodeDef) -> bool:
 
 
 def unique(work: Work, node: NodeDef) -> bool:
-    """Rewrites `Unique` to run on each shard's ids: equal ids belong to the same shard."""
+    """Partitions `Unique` into one for the ids of each shard; equal ids belong to the same shard."""
     ids, *more = work.data(node)
     layout, unique_ids = work.layout(ids), f"{node.name}:0"
     if isinstance(layout, RowIds):
@@ -43,7 +43,10 @@ def unique(work: Work, node: NodeDef) -> bool:
 
 
 def segment_sum(work: Work, node: NodeDef) -> bool:
-    """Rewrites a segment sum of rows: by their ids, to the variable's shape, or by their positions among unique ids."""
+    """Partitions a segment sum of rows.
+
+    The segments are either the rows of the variable (by id) or the unique ids (by position among them).
+    """
     rows, ids, segments = work.data(node)
     layout, by = work.layout(rows), work.layout(ids)
     if isinstance(layout, Along):
@@ -95,7 +98,7 @@ def _sizes(work: Work, ids: str) -> tuple[str, ...]:
 
 
 def gather(work: Work, node: NodeDef) -> bool:
-    """Rewrites a gather from a tensor that is partitioned like the variable of the ids, or along another axis."""
+    """Partitions a gather from a tensor that is partitioned like the variable of the ids, or along another axis."""
     params, ids, axis = work.data(node)
     layout, by = work.layout(params), work.layout(ids)
     if work.constant(axis) != 0 or is_in_batches(node) or not isinstance(layout, Along):
