@@ -148,7 +148,7 @@ def with_values(function: Callable[[int, int], int | None], rule: Rule = by_fact
 _NEGATED = {ReducedBy.MAX: ReducedBy.MIN, ReducedBy.MIN: ReducedBy.MAX}
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys([*having(Trait.ELEMENTWISE), "QuantizeAndDequantizeV2", "Bitcast"], row_by_row(by_factors)),
+    **dict.fromkeys([*having(Trait.ELEMENTWISE), "Bitcast"], row_by_row(by_factors)),
     **dict.fromkeys(having(Trait.IDENTITY | Trait.CHECKS), linear),
     **dict.fromkeys(op_names("EnsureShape Real Imag Conj DebugIdentity DebugIdentityV2"), linear),
     **dict.fromkeys(["Add", "AddV2", "AddN", "AccumulateNV2"], with_numbers(row_by_row(with_values(operator.add)))),

@@ -14,9 +14,8 @@ from autodist.layout.op_context import OpContext, Rule, tensor_name
 def pool_with_positions(ctx: OpContext) -> list[Fact]:
     """MaxPoolWithArgmax: values, and their positions within each image or within the whole shard."""
     values = by_factors(ctx)
-    assert not isinstance(values, list)
-    if ctx.flag("include_batch_in_index") and not (isinstance(values, Form) and values.is_replicated):
-        return [values, ctx.unknown("it returns positions within the replica's shard of the batch")]
+    if isinstance(values, list):
+        return [values[0], ctx.unknown("it returns positions within the replica's shard of the batch")]
     return [values, values]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from autodist.layout.by_factors import by_factors
 from autodist.layout.combine import in_one_order
+from autodist.layout.distinct import row_by_row
 from autodist.layout.factors import power, times
 from autodist.layout.facts import REPLICATED, Base, Fact, Form, Recovery, Statistic, UnknownFact, form_of
 from autodist.layout.op_context import OpContext, Rule
@@ -38,7 +39,9 @@ def sparse_cross_entropy(ctx: OpContext) -> Fact:
     if unknown is None:
         return ctx.unknown("its inputs do not both have the examples along the first axis")
     recovers = unknown.recovery is Recovery.BATCH_SHAPED and len(both) == 1
-    return both[0] if recovers and both[0].rows and both[0].rows.axis == 0 else UnknownFact(unknown.reason)
+    if recovers and both[0].rows and both[0].rows.axis == 0:
+        return replace(both[0], mixed_at=both[0].mixed_at or ctx.node.name)
+    return UnknownFact(unknown.reason)
 
 
 def batch_norm(ctx: OpContext) -> Fact | list[Fact]:
@@ -64,8 +67,19 @@ def batch_norm(ctx: OpContext) -> Fact | list[Fact]:
     return [rows, mean, *[other] * 4]
 
 
+def quantize(ctx: OpContext) -> Fact | list[Fact]:
+    """QuantizeAndDequantize: examples of a shard interact through a range that is computed from all of them."""
+    form = ctx.form(0)
+    if ctx.flag("range_given"):
+        return row_by_row(by_factors)(ctx)
+    if isinstance(form, Form) and form.rows is not None and form.rows.axis != ctx.number("axis") and not form.factors:
+        return replace(form, mixed_at=ctx.node.name)
+    return by_factors(ctx)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(["TopK", "TopKV2"], top_k),
     **dict.fromkeys(["SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2"], sparse_cross_entropy),
     **dict.fromkeys(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"], batch_norm),
+    **dict.fromkeys(["QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3", "QuantizeAndDequantizeV4"], quantize),
 }

@@ -73,6 +73,22 @@ def einsum(op: OpView) -> FactorRule | None:
     return notation(op, op.text("equation"))
 
 
+# -- diagonals ---------------------------------------------------------------------------------------------------------
+
+
+def matrix_from_diagonals(op: OpView) -> FactorRule | None:
+    """MatrixDiagV2 (diagonals, first and last diagonal): several diagonals lie along an axis of their own."""
+    wanted = op.integers(1)
+    if not wanted or None in wanted:
+        return None
+    return notation(op, "...*->...**" if wanted[0] == wanted[-1] else "...**->...**")
+
+
+def matrix_with_diagonals(op: OpView) -> FactorRule | None:
+    """MatrixSetDiag (matrix, diagonals): several diagonals lie along an axis of their own."""
+    return notation(op, "...**,...*->...**" if op.rank(0) != op.rank(1) else "...**,...**->...**")
+
+
 # -- network layers ----------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +130,19 @@ def pooling(space: int, *, values: int = 1, lengths: bool = False) -> FactorFunc
         return notation(op, ",".join([*["#"] * lengths, *[image] * values]) + f"->{image}")
 
     return rule
+
+
+def pooling_with_positions(op: OpView) -> FactorRule | None:
+    """MaxPoolWithArgmax: positions within each image, or within the whole batch of images."""
+    return notation(op, "b***->b***,****" if op.flag("include_batch_in_index") else "b***->b***", None)
+
+
+def quantization(op: OpView) -> FactorRule | None:
+    """QuantizeAndDequantize (value, smallest, largest): an unspecified range is that of the value, or of each slice."""
+    value, axis = from_left(op), op.number("axis")
+    slices = (axis,) if axis >= 0 else ()
+    kept = tuple(value) if op.flag("range_given") else whole_at(value, {*value} - {*slices})
+    return FactorRule((kept, slices, slices, *[None] * (len(op.inputs) - 3)), (kept,))
 
 
 def convolution(space: int) -> FactorFunction:

@@ -367,7 +367,39 @@ def solution(op: str) -> Callable[[Draw], Call]:
 def with_diagonal(op: str) -> Callable[[Draw], Call]:
     def made(d: Draw) -> Call:
         matrix = square(d)
-        return Call(op, [matrix, d.floats(*matrix.shape[:-1]), *[np.int32(0)] * (op != "MatrixSetDiag")])
+        if op == "MatrixSetDiag":
+            return Call(op, [matrix, d.floats(*matrix.shape[:-1])])
+        lengths, which = diagonals(d)
+        return Call(op, [matrix, d.floats(*matrix.shape[:-2], *lengths, matrix.shape[-1]), which])
+
+    return made
+
+
+def diagonals(d: Draw) -> tuple[list[int], np.ndarray]:
+    """Returns the length of the axis of several diagonals of a 3 x 3 matrix, if it has one, and their positions."""
+    count = d.size(1)
+    return [count] * (count > 1), np.array([-(count // 2), (count - 1) // 2], "int32")
+
+
+def matrix_of_diagonals(op: str) -> Callable[[Draw], Call]:
+    def made(d: Draw) -> Call:
+        lengths, which = diagonals(d)
+        return Call(op, [d.floats(*d.sizes(), *lengths, 3), which, np.int32(3), np.int32(3), np.float64(0)])
+
+    return made
+
+
+def quantized(op: str) -> Callable[[Draw], Call]:
+    """A value in a fixed range or in its own, of the whole or of each slice along an axis."""
+
+    def made(d: Draw) -> Call:
+        value = d.floats(*d.sizes(1, 3))
+        axis = d.choose(-1, *range(value.ndim))
+        slices = value.shape[axis : axis + 1] if axis >= 0 else ()
+        bounds = [-d.floats(*slices), d.floats(*slices)]
+        is_v3 = op.endswith("3")  # the others do not run with ranges for slices
+        has_range = d.choose(True, False) if axis < 0 or is_v3 else False
+        return Call(op, [value, *bounds, *[np.int32(8)] * is_v3], {"range_given": has_range, "axis": axis})
 
     return made
 
@@ -523,10 +555,7 @@ CASES: dict[str, Callable[[Draw], Call]] = {
     "DepthToSpace": lambda d: Call("DepthToSpace", [d.floats(d.size(), 2, 2, 4)], {"block_size": 2}),
     "MatrixBandPart": lambda d: Call("MatrixBandPart", [square(d), np.int64(1), np.int64(0)]),
     "MatrixDiag": along("MatrixDiag"),
-    **{
-        op: lambda d, op=op: Call(op, [d.floats(*d.sizes(), 3), np.int32(0), np.int32(3), np.int32(3), np.float64(0)])
-        for op in ("MatrixDiagV2", "MatrixDiagV3")
-    },
+    **{op: matrix_of_diagonals(op) for op in ("MatrixDiagV2", "MatrixDiagV3")},
     "MatrixDiagPart": of_matrix("MatrixDiagPart"),
     **{
         op: lambda d, op=op: Call(op, [square(d), d.choose(np.int32(0), np.array([0, 1], "int32")), np.float64(0)])
@@ -590,7 +619,10 @@ CASES: dict[str, Callable[[Draw], Call]] = {
             "AvgPoolGrad", "AvgPool3DGrad", "MaxPoolGrad", "MaxPool3DGrad",
         )
     },
-    "MaxPoolWithArgmax": lambda d: Call("MaxPoolWithArgmax", [image(d)], WINDOW),
+    "MaxPoolWithArgmax": lambda d: Call(
+        "MaxPoolWithArgmax", [image(d)], {**WINDOW, "include_batch_in_index": d.choose(True, False)}
+    ),
+    **{f"QuantizeAndDequantizeV{k}": quantized(f"QuantizeAndDequantizeV{k}") for k in (2, 3, 4)},
     "Dilation2D": lambda d: Call("Dilation2D", [image(d), d.floats(2, 2, 3)], {**STRIDES, "rates": [1, 1, 1, 1]}),
     "ExtractImagePatches": lambda d: Call("ExtractImagePatches", [image(d)], PATCHES),
     "ExtractVolumePatches": lambda d: Call("ExtractVolumePatches", [volume(d)], CUBES),
@@ -629,7 +661,6 @@ NOT_RUN = {
     "DebugIdentityV3": "it writes files",
     "RefIdentity": "it takes a TensorFlow 1 variable",
     "AccumulateNV2": "TensorFlow has no implementation of it",
-    "QuantizeAndDequantizeV2": "its range is that of the values",
 }
 """Ops of the column without a case, with the reason."""
 

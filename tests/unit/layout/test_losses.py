@@ -140,6 +140,19 @@ def test_keras_sparse_cross_entropy(case, feeds, from_logits, weight, expected):
     check(case, feeds, loss(tensor(case, "label"), tensor(case, "p"), sample_weight=given), expected)
 
 
+@pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+def test_a_cross_entropy_of_logits_of_an_op_without_a_rule_says_so(case, is_sparse):
+    strange = tf.numpy_function(lambda v: v, [tensor(case, "p")], tf.float64)
+    logits = tf.ensure_shape(strange, [None, 4])
+    if is_sparse:
+        made = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits, labels=tensor(case, "label"))
+    else:
+        made = tf.raw_ops.SoftmaxCrossEntropyWithLogits(features=logits, labels=tensor(case, "hot"))
+    kinds = [case.kind(value) for value in (*made, tf.reduce_mean(made.loss))]
+    assert kinds == [PerExample(0), PerExample(0), MEAN]
+    assert [kind.mixed_at for kind in kinds] == [made.loss.op.name] * 3
+
+
 def test_sequences_whose_length_one_side_alone_tells(case, feeds):
     """As for a tensor written by a loop with one iteration per word."""
     words = case.batch("words", 5, dtype=tf.int64)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.layout import Mean, PerExample, Replicated, Unknown
-from tests.unit.layout.batches import MEAN, reason, tensor
+from tests.unit.layout.batches import MEAN, check, reason, tensor
 from tests.unit.layout.graphs import Case
 
 
@@ -94,6 +94,31 @@ def test_the_statistics_of_fused_batch_norm_are_over_all_but_the_channels(axis):
     assert case.kind(normal) == PerExample(axis) and case.kind(normal).mixed_at == "fused"
     assert case.kind(mean) == MEAN
     assert "no mean of variances" in case.kind(variance).reason
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_a_quantization_by_its_own_range_mixes_examples_unless_each_has_a_range_of_its_own(case, feeds, version):
+    def quantized(value, low, high, **options):
+        bits = {"num_bits": 8} if version == 3 else {}
+        op = getattr(tf.raw_ops, f"QuantizeAndDequantizeV{version}")
+        return op(input=value, input_min=low, input_max=high, name="quantized", **bits, **options)
+
+    x = tensor(case, "x")
+    zero, columns, rows = np.float64(0), np.zeros(x.shape[1]), tf.zeros(tf.shape(x)[:1], tf.float64)
+    exact = [
+        quantized(x, zero, zero + 1, range_given=True),
+        *[quantized(x, columns, columns + 1, range_given=True, axis=1)] * (version == 3),  # the others do not run it
+        quantized(x, rows, rows, range_given=False, axis=0),
+    ]
+    for value in exact:
+        check(case, feeds, [(value, PerExample(0)), (tf.reduce_mean(value), MEAN)])
+        assert case.kind(value).mixed_at is None
+    for axis, bound in ((-1, zero), (1, columns)):
+        mixed = quantized(x, bound, bound, range_given=False, axis=axis)
+        assert case.kind(mixed) == PerExample(0) and case.kind(mixed).mixed_at == mixed.op.name
+        assert case.kind(tf.reduce_mean(mixed)).mixed_at == mixed.op.name
+        scaled = quantized(x / tf.reduce_sum(x), bound, bound, range_given=False, axis=axis)
+        assert isinstance(case.kind(scaled), Unknown)
 
 
 def test_examples_along_the_channels_are_not_normalised_together():
