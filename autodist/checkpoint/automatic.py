@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -35,19 +33,8 @@ STEPS = "steps"
 """Value of `made_by` in the side file of a checkpoint that a script's own loop saved."""
 
 
-@dataclass(frozen=True)
-class _Named:
-    """A variable with its name in checkpoints.
-
-    Attributes:
-        identity: identifies the variable.
-        stored: returns the session's variable, possibly a future one.
-        value: returns the value to save now.
-    """
-
-    identity: object
-    stored: Callable[[], StoredVariable]
-    value: Callable[[], Value]
+_Trained = TrackedVariable | StoredVariable
+"""A variable of the script, or of a session."""
 
 
 class AutomaticCheckpoints(StepObserver):
@@ -79,7 +66,7 @@ class AutomaticCheckpoints(StepObserver):
             run.step,
         )
         self.is_in_fit = self.has_read_steps = False
-        self._named: dict[str, _Named] = {}
+        self._named: dict[str, _Trained] = {}
         self._steps: list[list[str]] = []
         self._round: set[int] = set()
         self._has_begun = False
@@ -105,11 +92,7 @@ class AutomaticCheckpoints(StepObserver):
         if self.is_in_fit or not step.gradients:
             return
         self._begin()
-        found = {
-            name: _Named(id(tracked), functools.partial(_stored_of, tracked), functools.partial(_value_of, tracked))
-            for name, tracked in variables.items()
-        }
-        names, new = self._take_in(found)
+        names, new = self._take_in(variables)
         if names is None:
             return
         if saved := self._saved(names, new):
@@ -125,13 +108,7 @@ class AutomaticCheckpoints(StepObserver):
         if self.is_in_fit:
             return {}
         self._begin()
-        found = {
-            name: _Named(
-                stored.shared_name, functools.partial(_itself, stored), functools.partial(Value.in_session, "", stored)
-            )
-            for name, stored in variables.items()
-        }
-        names, new = self._take_in(found)
+        names, new = self._take_in(variables)
         return {} if names is None else {name: variables[new[name]] for name in self._saved(names, new)}
 
     def before_step(self, step: object) -> None:
@@ -197,19 +174,19 @@ class AutomaticCheckpoints(StepObserver):
             self._run.chief.read_states(self.loop.state())
             self._saves.save(lambda _: self._content())
 
-    def _take_in(self, variables: Mapping[str, _Named]) -> tuple[list[str] | None, dict[str, str]]:
+    def _take_in(self, variables: Mapping[str, _Trained]) -> tuple[list[str] | None, dict[str, str]]:
         """Returns the checkpoint names of a step's variables, and for new variables a map to their names in the step.
 
         Returns:
             None instead of the names if a step with the same variables is registered.
         """
-        known = {one.identity: name for name, one in self._named.items()}
+        known = {_identity(one): name for name, one in self._named.items()}
         new: dict[str, str] = {}
         for name, one in variables.items():
-            if one.identity not in known:
-                known[one.identity] = free = self._free(name)
+            if _identity(one) not in known:
+                known[_identity(one)] = free = self._free(name)
                 self._named[free], new[free] = one, name
-        names = sorted(known[one.identity] for one in variables.values())
+        names = sorted(known[_identity(one)] for one in variables.values())
         if names in self._steps:
             return None, new
         self._steps.append(names)
@@ -221,7 +198,10 @@ class AutomaticCheckpoints(StepObserver):
         return next(one for one in itertools.chain([name], counted) if one not in self._named)
 
     def _content(self) -> Content:
-        values = [replace(one.value(), key=name) for name, one in self._named.items()]
+        values = [
+            Value.of_script(name, one) if isinstance(one, TrackedVariable) else Value.in_session(name, one)
+            for name, one in self._named.items()
+        ]
         return Content(values, {"made_by": STEPS, "step": self._run.step, "steps": self._steps})
 
     def _saved(self, names: Sequence[str], new: Iterable[str]) -> list[str]:
@@ -240,20 +220,17 @@ class AutomaticCheckpoints(StepObserver):
                 "another folder in `checkpoint` of the YAML."
             )
         reader = tf.train.load_checkpoint(prefix)
-        there = _require_same(prefix, reader, {name: self._named[name].stored() for name in names})
+        there = _require_same(prefix, reader, {name: _stored(self._named[name]) for name in names})
         return [name for name in new if name in there]
 
 
-def _itself(stored: StoredVariable) -> StoredVariable:
-    return stored
+def _stored(variable: _Trained) -> StoredVariable:
+    return variable.stored if isinstance(variable, TrackedVariable) else variable
 
 
-def _stored_of(tracked: TrackedVariable) -> StoredVariable:
-    return tracked.stored
-
-
-def _value_of(tracked: TrackedVariable) -> Value:
-    return Value("", tracked.read, tracked.stored if tracked.may_be_behind else None)
+def _identity(variable: _Trained) -> object:
+    """Returns a key that two objects have if and only if they stand for one variable."""
+    return id(variable) if isinstance(variable, TrackedVariable) else variable.shared_name
 
 
 def _require_same(prefix: str, reader: Any, step: Mapping[str, StoredVariable]) -> set[str]:

@@ -15,9 +15,8 @@ from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
 from autodist.checkpoint.read import read_about, require_same, require_seen, require_whole, saved_graph
 from autodist.checkpoint.save import Saves
-from autodist.checkpoint.slices import KeyedVariable, read_into_process, read_into_session
+from autodist.checkpoint.slices import KeyedVariable, read_into_process, restore_session
 from autodist.errors import CheckpointError
-from autodist.graph.devices import cpu_of
 from autodist.runs.coordination import RESTORE
 from autodist.runs.run import Run
 from autodist.runtime.variables import StoredVariable, TrackedVariable
@@ -232,16 +231,9 @@ class Checkpoints:
 
     def _read_into_session(self, prefix: str, values: Sequence[tuple[str, StoredVariable]]) -> None:
         """Restores variables of the session from the given keys; every worker calls it."""
-        workers, graph_runner, variable_slices = (
-            self._run.workers,
-            self._run.graph_runners.control,
-            self._run.variable_slices,
-        )
 
         def read() -> str:
-            self._run.guard(
-                read_into_session, graph_runner, variable_slices, lambda worker: cpu_of(worker, workers), prefix, values
-            )
+            restore_session(self._run, prefix, values)
             return ""
 
         self._run.chief.do_while_all_wait(read)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from autodist.runtime.variables import StoredVariable
+from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 OURS = "_AUTODIST/"
 """Key prefix of AutoDist's own values; no key of the script's objects starts with it."""
@@ -39,6 +39,11 @@ class Value:
             raise AssertionError("the value is in the session")
 
         return cls(key, read, stored)
+
+    @classmethod
+    def of_script(cls, key: str, tracked: TrackedVariable) -> Self:
+        """Returns the value of a variable of the script: the session's, if that may be newer."""
+        return cls(key, tracked.read, tracked.stored if tracked.may_be_behind else None)
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,7 @@ class ExtraState:
     def values(self) -> Iterator[Value]:
         """Yields the states of generators and the kernels' persistent buffers on each worker; on the chief only."""
         for name, tracked in self._run.tracker.generators.items():
-            stored = tracked.stored if tracked.may_be_behind else None
-            yield Value(_GENERATORS + name, tracked.read, stored)
+            yield Value.of_script(_GENERATORS + name, tracked)
         for name, variable in _global_generators().items():
             if self._run.tracker.of(variable) is None:
                 yield Value(_GENERATORS + name, variable.read_value)
@@ -65,8 +64,17 @@ class ExtraState:
                 yield Value.in_session(f"{_BUFFERS}{worker}/{name}", stored)
 
     def files(self) -> Mapping[str, Callable[[str], None]]:
-        """Returns the extra files with the states of the workers' scripts; on the chief only."""
-        return files_of(self._run.chief.scripts)
+        """Returns the extra file with the states of the workers' scripts, each state once; on the chief only."""
+        workers: dict[str, list[int]] = {}
+        for worker, state in self._run.chief.scripts.items():
+            if state is not None:
+                workers.setdefault(json.dumps(state), []).append(worker)
+
+        def write(path: str) -> None:
+            with open(path, "w") as opened:
+                json.dump([{"workers": who, "state": json.loads(state)} for state, who in workers.items()], opened)
+
+        return {_SCRIPTS_SUFFIX: write} if workers else {}
 
     def about(self) -> dict[str, Any]:
         """Returns the entries of the side file."""
@@ -79,8 +87,31 @@ class ExtraState:
         }
 
     def script(self, prefix: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the state of this worker's script in a checkpoint; see `saved_script`."""
-        return saved_script(self._run, prefix, about.get("workers"))
+        """Returns the state of this worker's script in a checkpoint; logs a warning if none fits this worker.
+
+        Args:
+            prefix: the prefix of the checkpoint.
+            about: the content of its side file.
+        """
+        run, workers = self._run, about.get("workers")
+        try:
+            with open(f"{prefix}{_SCRIPTS_SUFFIX}") as opened:
+                states = {worker: entry["state"] for entry in json.load(opened) for worker in entry["workers"]}
+        except FileNotFoundError:
+            return {}  # for example, TensorFlow alone has written it
+        if run.index in states:
+            own: Mapping[str, Any] = states[run.index]
+            return own
+        chiefs = states.get(0, {})
+        if len(states) == workers and all(state.get(DRAWS) == chiefs.get(DRAWS) for state in states.values()):
+            return dict(chiefs)
+        log.warning(
+            "%s: NumPy's and Python's generators start over on worker %d, since %s. If workers must draw the same "
+            "numbers, set one seed on all of them.", prefix, run.index,
+            "only the chief has saved its script" if len(states) == 1 and workers != 1 else
+            f"{workers} workers have saved it, which drew different numbers", extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+        return {**chiefs, DRAWS: {}}
 
     def resume(self, prefix: str, about: Mapping[str, Any], is_same: bool) -> None:
         """Restores generators, seeds and the kernels' persistent buffers; every worker calls it.
@@ -172,47 +203,6 @@ def _global_generators(make: frozenset[str] = frozenset()) -> dict[str, tf.Varia
 def draws_now() -> dict[str, Any]:
     """Returns the state of a script without known positions in data sets: only the random generators."""
     return {DRAWS: Draws.now().to_json()}
-
-
-def files_of(scripts: Mapping[int, Any]) -> dict[str, Callable[[str], None]]:
-    """Returns the extra file of the workers' script states, as `Content.files`; equal states are written once."""
-    workers: dict[str, list[int]] = {}
-    for worker, state in scripts.items():
-        if state is not None:
-            workers.setdefault(json.dumps(state), []).append(worker)
-
-    def write(path: str) -> None:
-        with open(path, "w") as opened:
-            json.dump([{"workers": who, "state": json.loads(state)} for state, who in workers.items()], opened)
-
-    return {_SCRIPTS_SUFFIX: write} if workers else {}
-
-
-def saved_script(run: Run, path: str, workers: int | None) -> Mapping[str, Any]:
-    """Returns this worker's script state in a checkpoint; logs a warning if none fits this worker.
-
-    Args:
-        run: the run of the script.
-        path: the path of the checkpoint.
-        workers: the number of workers that saved it.
-    """
-    try:
-        with open(f"{path}{_SCRIPTS_SUFFIX}") as opened:
-            states = {worker: entry["state"] for entry in json.load(opened) for worker in entry["workers"]}
-    except FileNotFoundError:
-        return {}  # for example, TensorFlow alone has written it
-    if run.index in states:
-        return states[run.index]
-    chiefs = states.get(0, {})
-    if len(states) == workers and all(state.get(DRAWS) == chiefs.get(DRAWS) for state in states.values()):
-        return chiefs
-    log.warning(
-        "%s: NumPy's and Python's generators start over on worker %d, since %s. If workers must draw the same numbers, "
-        "set one seed on all of them.", path, run.index,
-        "only the chief has saved its script" if len(states) == 1 and workers != 1 else
-        f"{workers} workers have saved it, which drew different numbers", extra=ALIKE_EVERYWHERE,
-    )  # fmt: skip
-    return {**chiefs, DRAWS: {}}
 
 
 def resume_draws(state: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib.metadata
 import logging
 import os
@@ -157,10 +158,9 @@ class Saves:
 
     def _writer(self) -> PartWriter:
         if self._part_writer is None:
-            workers = self._run.workers
-            self._part_writer = PartWriter(
-                self._run.graph_runners.control, self._run.variable_slices, lambda worker: cpu_of(worker, workers)
-            )
+            run = self._run
+            file_device = functools.partial(cpu_of, workers=run.workers)
+            self._part_writer = PartWriter(run.graph_runners.control, run.variable_slices, file_device)
         return self._part_writer
 
     def _about(self) -> dict[str, Any]:
@@ -206,11 +206,6 @@ class Background:
     def of(cls, folder: str) -> Background:
         """Returns the instance for a folder; all savers of this process share it."""
         return cls._of.setdefault(os.path.realpath(folder), cls())
-
-    @property
-    def is_under_way(self) -> bool:
-        """True while a task runs."""
-        return self._thread is not None and self._thread.is_alive()
 
     def begin(self, act: Callable[[], None]) -> None:
         """Runs a task in a new thread; the previous one must be over.

@@ -17,6 +17,8 @@ import tensorflow as tf
 
 from autodist.checkpoint.files import in_threads
 from autodist.checkpoint.write import place_of
+from autodist.graph.devices import cpu_of
+from autodist.runs.run import Run
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
 from autodist.runtime.variables import LARGE, StoredVariable
@@ -80,6 +82,12 @@ class KeyedVariable:
     @property
     def dtype(self) -> tf.DType:
         return self.variable.dtype.base_dtype
+
+
+def restore_session(run: Run, prefix: str, values: Iterable[tuple[str, StoredVariable]]) -> None:
+    """On the chief, restores variables of a run's session; the arguments are those of `read_into_session`."""
+    file_device = functools.partial(cpu_of, workers=run.workers)
+    run.guard(read_into_session, run.graph_runners.control, run.variable_slices, file_device, prefix, values)
 
 
 def read_into_session(

@@ -9,9 +9,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from autodist.capture.graph_mode import CapturedGraph, initializers_of
-from autodist.checkpoint.slices import read_into_session
+from autodist.checkpoint.slices import restore_session
 from autodist.graph.control_flow import find_maybe_dead
-from autodist.graph.devices import cpu_of
 from autodist.graph.editor import NodeDef
 from autodist.graph.index import GraphIndex
 from autodist.graph.ops import Trait
@@ -124,9 +123,5 @@ def resume(run: Run, variables: Mapping[str, StoredVariable]) -> None:
         return
     run.coordination.barrier()
     if run.index == 0:
-        workers = run.workers
-        run.guard(
-            read_into_session, run.graph_runners.control, run.variable_slices, lambda worker: cpu_of(worker, workers),
-            run.resumed["prefix"], restored.items(),
-        )  # fmt: skip
+        restore_session(run, run.resumed["prefix"], restored.items())
     run.coordination.wait_for_chief()
