@@ -71,7 +71,7 @@ class Coordinator:
         on_failure: called once, from a thread of the coordinator, when a worker has failed while the chief's script
             runs; the other workers are being stopped by then. The chief may be blocked inside TensorFlow, waiting for a
             worker that is gone: the callback has to interrupt it (by closing its session).
-        script: the script that the workers run; by default that of this process.
+        script: the script that the workers run.
         environment: environment variables of programs started on this machine; None for those of this process.
 
     Attributes:
@@ -82,7 +82,7 @@ class Coordinator:
         self,
         spec: ResourceSpec,
         on_failure: Callable[[WorkerFailedError], None],
-        script: Script | None = None,
+        script: Script,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._workers, self._spec = spec.workers, spec
@@ -101,7 +101,7 @@ class Coordinator:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The result of `prepare`."""
+        """ "host:port" of every worker's server, by the worker's index; available after `prepare`."""
         return self._addresses
 
     @property
@@ -120,13 +120,10 @@ class Coordinator:
         """Number of lines of other workers that the chief has printed so far."""
         return self._group.output.lines
 
-    def prepare(self) -> tuple[str, ...]:
+    def prepare(self) -> None:
         """Connects to all machines in parallel, starts an agent for each worker, and checks that the run can start.
 
         Copies the folder under `sync` to the machines first.
-
-        Returns:
-            "host:port" of every worker's server, by the worker's index.
 
         Raises:
             ClusterError: lists every fault of every machine (unreachable, different versions, no script, no port);
@@ -134,13 +131,11 @@ class Coordinator:
         """
         try:
             check_reach([worker.node.address for worker in self._workers])
-            script = self._script_to_run()
             self._sync_folder()
             self._open_connections()
-            answers, own_facts = self._inspect(script)
+            answers, own_facts = self._inspect()
             self._require_not_stopped()
-            file, digest = (script.file, script.digest) if script else (None, None)
-            check_all(answers, replace(own_facts, digest=digest), file)
+            check_all(answers, replace(own_facts, digest=self._script.digest), self._script.file)
         except BaseException:
             self.abort("the run could not be prepared")
             raise
@@ -149,7 +144,6 @@ class Coordinator:
             for worker, answer in zip(self._workers, answers.values(), strict=True)
             if isinstance(answer, Facts) and answer.port is not None
         )
-        return self._addresses
 
     def start(self, payload: bytes) -> None:
         """Starts the script on every other worker, and monitors the workers from now on.
@@ -157,17 +151,15 @@ class Coordinator:
         Args:
             payload: bytes that every worker receives as `WorkerClient.payload`.
         """
-        script = self._script_to_run()
-        environment = dict(script.environment) if script else {}
+        script = self._script
         on_preempt = self._spec.checkpoint is not None and self._spec.checkpoint.on_preempt
         with self._sending:
             for worker, connection in zip(self._workers[1:], self._group.connections, strict=True):
-                assert script is not None
                 limits = self._spec.stop_timeout, self._spec.silence_timeout
                 membership = Membership(
                     worker.index, worker.name, self._addresses, payload, *limits, script.pickled_code, on_preempt
                 )
-                connection.send(Start(script.arguments, script.directory, environment, membership))
+                connection.send(Start(script.arguments, script.directory, dict(script.environment), membership))
             self._group.send(*self._deferred)
             self._run()
         if self._group.connections:
@@ -305,11 +297,6 @@ class Coordinator:
         """Returns True if the workers were stopped or released, or this process was forked from the chief's."""
         return self._phase in (_Phase.RELEASED, _Phase.STOPPED) or os.getpid() != self._process
 
-    def _script_to_run(self) -> Script | None:
-        if self._script is None and len(self._workers) > 1:
-            self._script = Script.of_this_process()
-        return self._script
-
     def _sync_folder(self) -> None:
         if self._spec.sync is not None:
             from autodist.cluster.file_sync import (
@@ -328,9 +315,9 @@ class Coordinator:
         if self._phase is _Phase.STOPPED:
             raise ClusterError("the run was ended before its workers were started")
 
-    def _inspect(self, script: Script | None) -> tuple[dict[str, Facts | Lost], Facts]:
+    def _inspect(self) -> tuple[dict[str, Facts | Lost], Facts]:
         """Returns the facts of every worker's machine, by the worker's name, and those of the chief's machine."""
-        file, directory = (script.file, script.directory) if script else (None, os.getcwd())
+        file, directory = self._script.file, self._script.directory
         hosts = tuple(dict.fromkeys(worker.node.address for worker in self._workers))
         requests = [Inspect(file, directory, worker.port, compared_packages(), hosts) for worker in self._workers]
         self._group.request_facts(requests[1:])

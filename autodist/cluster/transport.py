@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from autodist.cluster.protocol import encode
 from autodist.cluster.ssh_settings import SSHOrder, SSHSettings
@@ -77,7 +77,7 @@ os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, a
 def _start(
     module: str, *arguments: str, environment: Mapping[str, str] | None, **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Starts a module on this machine; see `Transport.open`.
+    """Starts a module on this machine; see `open_channels`.
 
     Uses a shell, since debuggers attach to a command that starts Python. Runs in the script's initial directory, to
     which PYTHONPATH may be relative.
@@ -92,62 +92,44 @@ def _start(
     )
 
 
-class Transport(Protocol):
-    """Starts Python modules on one machine."""
+def open_channels(
+    spec: ResourceSpec,
+    node: Node,
+    count: int,
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    retry_limit: float | None = None,
+) -> tuple[Channel, ...]:
+    """Starts `python -P -m module arguments` on a node, `count` times: locally, or over one connection by SSH.
 
-    def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
-        """Starts `python -P -m module arguments` on the machine, `count` times.
-
-        -P keeps modules in the user's directory from shadowing Python's. If a command fails to start, its channel ends,
-        with a `Lost` message if the reason is known.
-        """
-        ...
-
-
-class LocalTransport:
-    """Starts commands on this machine, with this process's interpreter.
-
-    Args:
-        environment: environment variables of the commands; None for those of this process.
-    """
-
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = environment
-
-    def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
-        return tuple(self._open_one(module, *arguments) for _ in range(count))
-
-    def _open_one(self, module: str, *arguments: str) -> Channel:
-        pipe = subprocess.PIPE
-        with _opening:
-            process = _start(module, *arguments, environment=self._environment, stdin=pipe, stdout=pipe, stderr=pipe)
-            assert process.stdin and process.stdout and process.stderr, "all are pipes"
-            return Channel(process, process.stdin, process.stdout, process.stderr)
-
-
-class SSHTransport:
-    """Starts commands on another machine, over one connection that a relay holds.
+    -P keeps modules in the user's directory from shadowing Python's. Over SSH, `--silence SECONDS` follows the
+    arguments. If a command fails to start, its channel ends, with a `Lost` message if the reason is known.
 
     Args:
-        settings: SSH settings of the machine.
-        silence_timeout: seconds without a message after which it counts as lost.
-        reach_timeout: seconds until its first message.
-        environment: environment variables of the relay, such as the SSH agent's address; None for this process's.
+        spec: the machines.
+        node: one of them.
+        count: number of commands.
+        module: the module.
+        arguments: its arguments.
+        environment: environment variables of processes on this machine; None for those of this process.
+        retry_limit: seconds during which a machine that does not answer is retried; None for the spec's value.
     """
+    settings = ssh_settings(spec, node, retry_limit)
+    if settings is None:
+        return tuple(open_local(module, *arguments, environment=environment) for _ in range(count))
+    command = (module, *arguments, "--silence", str(spec.silence_timeout))
+    order = SSHOrder(settings, command, spec.silence_timeout, spec.reach_timeout)
+    return start_relay("ssh", order, count, environment)[1]
 
-    def __init__(
-        self,
-        settings: SSHSettings,
-        silence_timeout: float,
-        reach_timeout: float,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self._settings, self._environment = settings, environment
-        self._limits = silence_timeout, reach_timeout
 
-    def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
-        order = SSHOrder(self._settings, (module, *arguments), *self._limits)
-        return start_relay("ssh", order, count, self._environment)[1]
+def open_local(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Channel:
+    """Starts a command on this machine, with this process's interpreter; see `open_channels`."""
+    pipe = subprocess.PIPE
+    with _opening:
+        process = _start(module, *arguments, environment=environment, stdin=pipe, stdout=pipe, stderr=pipe)
+        assert process.stdin and process.stdout and process.stderr, "all are pipes"
+        return Channel(process, process.stdin, process.stdout, process.stderr)
 
 
 def start_relay(
@@ -190,25 +172,8 @@ def start_relay(
         )
 
 
-def transport_to(
-    spec: ResourceSpec, node: Node, environment: Mapping[str, str] | None = None, retry_limit: float | None = None
-) -> Transport:
-    """Returns the transport to a node: local, or over SSH with the settings of its group.
-
-    Args:
-        spec: the machines.
-        node: one of them.
-        environment: environment variables of local processes; None for those of this process.
-        retry_limit: seconds during which a machine that does not answer is retried; None for the spec's value.
-    """
-    settings = ssh_settings(spec, node, retry_limit)
-    if settings is None:
-        return LocalTransport(environment)
-    return SSHTransport(settings, spec.silence_timeout, spec.reach_timeout, environment)
-
-
 def ssh_settings(spec: ResourceSpec, node: Node, retry_limit: float | None = None) -> SSHSettings | None:
-    """Returns the SSH settings of a node, with `retry_limit` as in `transport_to`; None if SSH is not used."""
+    """Returns the SSH settings of a node, with `retry_limit` as in `open_channels`; None if SSH is not used."""
     group = spec.ssh_group(node)
     if group is None:
         return None

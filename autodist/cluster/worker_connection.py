@@ -26,7 +26,7 @@ from autodist.cluster.protocol import (
     ProgressRequest,
 )
 from autodist.cluster.timeouts import POLL_INTERVAL, Stopwatch, wait_for
-from autodist.cluster.transport import Channel, transport_to
+from autodist.cluster.transport import Channel, open_channels
 from autodist.logs.tensorflow_log import is_no_failure, is_routine_line
 from autodist.resources import ResourceSpec, Worker
 
@@ -194,10 +194,8 @@ class WorkerGroup:
             return
         for node, group in itertools.groupby(others, key=lambda worker: worker.node):
             workers = list(group)
-            options = ["--stop", str(spec.stop_timeout)]
-            if spec.ssh_group(node) is not None:
-                options += ["--silence", str(spec.silence_timeout)]
-            yield workers, transport_to(spec, node, environment).open(len(workers), "autodist.cluster.agent", *options)
+            agent = ("autodist.cluster.agent", "--stop", str(spec.stop_timeout))
+            yield workers, open_channels(spec, node, len(workers), *agent, environment=environment)
 
     def send(self, *messages: Message) -> None:
         """Sends messages to every worker."""

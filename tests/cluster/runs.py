@@ -35,6 +35,7 @@ _SCRIPT = """
 import json, os, signal, subprocess, sys, threading, time
 from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.environments.start_rendezvous import join_rendezvous
+from autodist.cluster.script import Script
 from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
@@ -52,8 +53,10 @@ stop = threading.Event()
 worker_client = WorkerClient.from_environment()
 if worker_client is None:
     spec = ResourceSpec.from_dict(json.loads({spec!r}))
-    coordinator = Coordinator(join_rendezvous(spec, None, lambda: 0) if spec.is_given else spec, failed)
-    addresses = coordinator.prepare()
+    spec = join_rendezvous(spec, None, lambda: 0) if spec.is_given else spec
+    coordinator = Coordinator(spec, failed, Script.of_this_process())
+    coordinator.prepare()
+    addresses = coordinator.addresses
     coordinator.start(b"payload \\xff")
 {chief}
 else:

@@ -72,7 +72,7 @@ def test_modules_are_found_where_the_script_was_started(tmp_path: Path, monkeypa
     start = ScriptStart(str(tmp_path), Main(None, None, ""), None)
     monkeypatch.setattr(transport, "noted_start", lambda: start)
     monkeypatch.setenv("PYTHONPATH", ".")
-    (channel,) = transport.LocalTransport().open(1, "beside")
+    channel = transport.open_local("beside")
     assert channel.stdout.read() == b"found\n"
     assert channel.wait(20) == 0
     channel.close()

@@ -21,7 +21,7 @@ from autodist.cli.checking.messages import (
 from autodist.cluster.addresses import host_and_port
 from autodist.cluster.agent_connection import AgentConnection
 from autodist.cluster.protocol import Heartbeat, Lost, Message
-from autodist.cluster.transport import Channel, transport_to
+from autodist.cluster.transport import Channel, open_channels
 from autodist.errors import ClusterError
 from autodist.resources import Node, ResourceSpec, Worker
 from autodist.runtime.clocks import ClockOffset
@@ -109,9 +109,8 @@ class _MachineCheck:
 
     def open(self, closing: contextlib.ExitStack) -> None:
         limit = str(int(self._spec.reach_timeout + 2 * _INSPECT_LIMIT))
-        transport = transport_to(self._spec, self._node, retry_limit=_RETRY_LIMIT)
-        options = [] if self._spec.ssh_group(self._node) is None else ["--silence", str(self._spec.silence_timeout)]
-        (channel,) = transport.open(1, "autodist.cli.checking.probe", limit, *options)
+        probe = ("autodist.cli.checking.probe", limit)
+        (channel,) = open_channels(self._spec, self._node, 1, *probe, retry_limit=_RETRY_LIMIT)
         self._connection = closing.enter_context(ProbeConnection(channel))
 
     def run(self) -> CheckedMachine:

@@ -52,10 +52,10 @@ def _measure_all(order: MeasureOrder) -> int:
     script = Script(("-P", "-m", "autodist.cli.checking.measure_links"), "/", None, None, tuple(ENVIRONMENT.items()))
     coordinator = Coordinator(spec, lambda failure: None, script)
     try:
-        addresses = coordinator.prepare()
+        coordinator.prepare()
         coordinator.start(b"")
-        server = start_server(addresses, 0, coordinator.reserved_port)
-        wait_until_listening(addresses, spec.start_timeout, coordinator.check)
+        server = start_server(coordinator.addresses, 0, coordinator.reserved_port)
+        wait_until_listening(coordinator.addresses, spec.start_timeout, coordinator.check)
         names = [worker.name for worker in spec.workers]
         deadline = time.monotonic() + order.seconds
         for one, other in order.pairs:

@@ -42,6 +42,7 @@ from autodist.cli.checking.messages import (
 )
 from autodist.cluster.addresses import split_host_and_port
 from autodist.cluster.agent import Agent, find_facts, take_streams
+from autodist.cluster.environments.local_facts import query_gpus
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Inspect, Message, ProtocolError, decode
 
@@ -206,14 +207,8 @@ def _disk(directory: str) -> tuple[int, int]:
 
 
 def _gpus() -> Iterator[GPU]:
-    command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
-    try:
-        listing = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DRIVER_LIMIT, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return  # no working driver: for GPUs that the YAML names, the report shows TensorFlow's reason
-    for line in listing.decode(errors="replace").splitlines():
+    # None without a working driver: for GPUs that the YAML names, the report shows TensorFlow's reason.
+    for line in query_gpus("memory.total,name", _DRIVER_LIMIT):
         memory, _, name = line.partition(", ")
         yield GPU(name=name.strip(), memory=int(memory) * 1024**2 if memory.strip().isdecimal() else 0)
 

@@ -42,6 +42,7 @@ from autodist.cluster.protocol import Exited, Inspect, Line, Lost, Message, Rele
 from autodist.cluster.script import Script
 from autodist.cluster.timeouts import Stopwatch
 from autodist.errors import BAD_INPUT, AutoDistError, ClusterError, ResourceSpecError
+from autodist.logs.terminal import print_message
 
 VARIABLE = "AUTODIST_FOLLOWS"
 """Environment variable with the follower's order, as JSON."""
@@ -258,13 +259,6 @@ def _print(line: Line) -> None:
     with contextlib.suppress(OSError, ValueError):  # the output was closed
         stream.write(line.text + "\n")
         stream.flush()
-
-
-def print_message(text: str) -> None:
-    """Prints a message to this process's standard error."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"autodist: {text}\n")
-        sys.stderr.flush()
 
 
 def main() -> int:

@@ -72,11 +72,14 @@ def count_gpus_apart() -> int:
 
 def _installed_gpus() -> tuple[str, ...]:
     """Returns the UUIDs of the machine's GPUs, regardless of CUDA_VISIBLE_DEVICES."""
+    return tuple(line.strip() for line in query_gpus("uuid", _LIMIT) if line.startswith("GPU-"))
+
+
+def query_gpus(fields: str, limit: float) -> list[str]:
+    """Returns the driver's line of fields for each GPU; none if it does not answer within `limit` seconds."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=_LIMIT, check=True,
-        )  # fmt: skip
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, check=True)
     except (subprocess.SubprocessError, OSError):
-        return ()
-    return tuple(line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-"))
+        return []
+    return done.stdout.decode(errors="replace").splitlines()

@@ -15,7 +15,7 @@ from autodist.cluster.protocol import Lost, decode
 from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_settings import SSHOrder, SSHSettings
 from autodist.cluster.stream_relay import ChiefStreams, Relays
-from autodist.cluster.transport import SSHTransport
+from autodist.cluster.transport import start_relay
 from autodist.errors import ClusterError
 from tests.cluster.runs import within
 
@@ -24,7 +24,7 @@ from tests.cluster.runs import within
 def test_a_relay_whose_chief_goes_away_ends_though_a_login_waits_for_its_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings = SSHSettings("127.0.0.1", port=silent.getsockname()[1], host_key_checking=False)
-        (channel,) = SSHTransport(settings, silence_timeout=60, reach_timeout=60).open(1, "none")
+        _, (channel,) = start_relay("ssh", SSHOrder(settings, ("none",), 60, 60), 1)
         with silent.accept()[0]:
             channel.stdin.close()
             try:

@@ -21,10 +21,10 @@ def look(monkeypatch: pytest.MonkeyPatch, **machines: FakeTransport) -> dict[str
     nodes = [{"address": name, "chief": name == next(iter(machines))} for name in machines]
     spec = ResourceSpec.from_dict({"nodes": nodes, "reach_timeout": 2, "connect_timeout": 1})
 
-    def transport_to(spec: ResourceSpec, node: Node, retry_limit: float) -> FakeTransport:
-        return machines[node.address]
+    def open_channels(spec: ResourceSpec, node: Node, count: int, *command: str, retry_limit: float) -> object:
+        return machines[node.address].open(count, *command)
 
-    monkeypatch.setattr(check_machines, "transport_to", transport_to)
+    monkeypatch.setattr(check_machines, "open_channels", open_channels)
     return {found.name: found for found in check_all_machines(spec, None, None)}
 
 
@@ -74,7 +74,9 @@ def test_ports_that_are_taken_and_names_that_nobody_knows_are_reported(monkeypat
         taken.listen()
         port = taken.getsockname()[1]
         spec = ResourceSpec.from_dict({"nodes": [{"address": "nosuch.invalid", "port": port - 1, "workers": 1}]})
-        monkeypatch.setattr(check_machines, "transport_to", lambda *about, **more: FakeTransport())
+        monkeypatch.setattr(
+            check_machines, "open_channels", lambda spec, node, *how, **more: FakeTransport().open(*how)
+        )
         node = spec.nodes[0].model_copy(update={"port": port})
         (found,) = check_all_machines(spec.model_copy(update={"nodes": (node,)}), None, None)
     assert found.machine is not None
