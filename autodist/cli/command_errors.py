@@ -14,6 +14,7 @@ import rich.console
 import typer
 
 from autodist.errors import BAD_INPUT, AutoDistError
+from autodist.logs.terminal import print_message
 
 
 class UsageError(AutoDistError):
@@ -42,7 +43,7 @@ def report_errors(command: Callable[..., None]) -> Callable[..., None]:
             # A closed pipe (`| head`) is not an error to report; Typer handles it.
             if options.get("traceback") or isinstance(error, BrokenPipeError):
                 raise
-            print_error(str(error))
+            print_message(f"error: {error}")
             raise typer.Exit(BAD_INPUT) from None
 
     return wrapped
@@ -92,12 +93,6 @@ def write_file(path: Path, text: str) -> None:
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"{path} cannot be written: {error.strerror}.")
-
-
-def print_error(problem: str) -> None:
-    """Writes an error message to standard error."""
-    with contextlib.suppress(OSError):  # no reader is left
-        typer.echo(f"autodist: error: {problem}", err=True)
 
 
 def output() -> rich.console.Console:

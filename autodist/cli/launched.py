@@ -6,7 +6,6 @@ script that trains nothing on the requested machines ends with status 2.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import runpy
@@ -17,6 +16,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from autodist.errors import BAD_INPUT, AutoDistError, MisusedError
+from autodist.logs.formatting import without_callers
+from autodist.logs.terminal import print_message
 from autodist.runs.cli_overrides import named_builder, take_over
 
 
@@ -72,15 +73,8 @@ def _require_training(name: str) -> None:
 
 
 def _refuse(problem: str) -> None:
-    _print_error(problem)
+    print_message(f"error: {problem}")
     sys.exit(BAD_INPUT)
-
-
-def _print_error(problem: str) -> None:
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):  # no reader is left
-            sys.stderr.write(f"autodist: error: {problem}\n")
-            sys.stderr.flush()
 
 
 def _without_our_frames(
@@ -101,11 +95,9 @@ def _without_our_frames(
     """
     if isinstance(error, AutoDistError) and not shows_all:
         lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace) if _is_script_s(frame)]
-        _print_error(str(error) + "".join(f" ({file}:{line})" for file, line in lines[-1:]))
+        print_message(f"error: {error}" + "".join(f" ({file}:{line})" for file, line in lines[-1:]))
         return
-    ours = (__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
-        trace = trace.tb_next
+    trace = without_callers(trace, (__file__, "<frozen runpy>"))
     otherwise(kind, error.with_traceback(trace), trace)
 
 

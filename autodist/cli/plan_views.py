@@ -18,6 +18,8 @@ from autodist.strategies.table import ALL_WORKERS, NARROW, owners_text
 MOST_LINKS = 12
 """Number of links shown: those with the most bytes. The others are counted."""
 
+_HEADS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step")
+
 WORKER_HEADS = ("worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step")
 
 
@@ -87,9 +89,12 @@ def _variables(plan: PlannedStrategy, width: int) -> Table:
     if width < NARROW:
         narrow = [[f"{v.name}\n{', '.join(_properties(v))}", _summary(v), _slots(v)] for v in plan.variables]
         return text_table(plan.title, ["variable", "how and where", "slots"], narrow, has_lines=True)
-    heads = ["variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step"]
-    rows = [[v.name, *_properties(v), v.synchronizer, where(v), _slots(v), cost(v)] for v in plan.variables]
-    return text_table(plan.title, heads, rows, numbers=("bytes", "sent a step"))
+    rows = [_row(v, _slots(v)) for v in plan.variables]
+    return text_table(plan.title, _HEADS, rows, numbers=("bytes", "sent a step"))
+
+
+def _row(variable: VariablePlan, slots: str) -> list[str]:
+    return [variable.name, *_properties(variable), variable.synchronizer, where(variable), slots, cost(variable)]
 
 
 def _properties(variable: VariablePlan) -> list[str]:
@@ -217,22 +222,9 @@ def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
         _add(body, "h3", "Cross-stage transfers")
         _add_table(body, CUT_HEADS, cut_rows(plan.pipeline), first_number=1)
     _add(body, "h3", "Variables")
-    heads = ["variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step"]
-    _add_table(body, heads, [_cells(variable) for variable in plan.variables], first_number=len(heads))
-
-
-def _cells(v: VariablePlan) -> list[str]:
-    slots = ", ".join(f"{slot.name} ({readable_bytes(slot.bytes)})" for slot in v.slots) or "none"
-    return [
-        v.name,
-        readable_shape(v.shape),
-        readable_bytes(v.bytes),
-        v.gradient,
-        v.synchronizer,
-        where(v),
-        slots,
-        cost(v),
-    ]
+    slots = [listed(f"{slot.name} ({readable_bytes(slot.bytes)})" for slot in v.slots) for v in plan.variables]
+    rows = [_row(v, text) for v, text in zip(plan.variables, slots, strict=True)]
+    _add_table(body, _HEADS, rows, first_number=len(_HEADS))
 
 
 def _add_bars(parent: ElementTree.Element, bars: Sequence[tuple[str, int]]) -> None:

@@ -35,6 +35,9 @@ from autodist.logs.tables import text_table
 from autodist.resources import ResourceSpec, Timeouts, Worker
 from autodist.runs.cli_overrides import CliOverrides
 
+_LAUNCHED = ("-m", "autodist.cli.launched")
+"""The arguments, before those of the script, of the Python process that runs the script as this command does."""
+
 
 def run(
     script: Script,
@@ -94,7 +97,7 @@ def run(
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     variables = replace(overrides, traceback=traceback).environment()
-    os.execve(sys.executable, [sys.executable, *_launched(target)], os.environ | variables)
+    os.execve(sys.executable, [sys.executable, *_LAUNCHED, *target.words], os.environ | variables)
 
 
 def find_given(
@@ -138,15 +141,10 @@ def _require_no_dry_run(dry_run: bool) -> None:
         )
 
 
-def _launched(target: Target) -> list[str]:
-    """Returns the arguments of the Python process that runs the script as this command does."""
-    return ["-m", "autodist.cli.launched", *(["-m"] if target.is_module else []), target.name, *target.arguments]
-
-
 def _script(target: Target) -> ScriptToRun:
     """Returns the script in the form that a follower runs."""
     file = None if target.is_module else os.path.abspath(target.name)
-    return ScriptToRun(tuple(_launched(target)), os.getcwd(), file)
+    return ScriptToRun((*_LAUNCHED, *target.words), os.getcwd(), file)
 
 
 def _show_what_would_run(target: Target, overrides: CliOverrides) -> None:
@@ -155,8 +153,7 @@ def _show_what_would_run(target: Target, overrides: CliOverrides) -> None:
         target, CliOverrides(overrides.cluster, overrides.workers, overrides.replicas), strategies
     )
     console = output()
-    command = ["python", *(["-m"] if target.is_module else []), target.name, *target.arguments]
-    console.print(f"{shlex.join(command)} would run as", soft_wrap=True)
+    console.print(f"{shlex.join(['python', *target.words])} would run as", soft_wrap=True)
     console.print(_processes(spec))
     show(plans)
 

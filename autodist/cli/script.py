@@ -48,10 +48,10 @@ class Target:
         else:
             self._require_python()
 
-    def command(self) -> list[str]:
-        """Returns the Python command line that runs it."""
-        named = ["-m", self.name] if self.is_module else [self.name]
-        return [sys.executable, *named, *self.arguments]
+    @property
+    def words(self) -> list[str]:
+        """The arguments with which Python runs it."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
     def run_here(self) -> None:
         """Runs it in this process; returns when it has ended or called `sys.exit` with 0.

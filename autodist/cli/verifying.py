@@ -269,7 +269,7 @@ class _Runs:
         with open(folder / "output", "wb") as file:
             output = sys.stderr if self.shows_output else file
             done = subprocess.run(
-                self.target.command(), env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                [sys.executable, *self.target.words], env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
         if done.returncode:

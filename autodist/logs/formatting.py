@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from types import TracebackType
 
 _MOST_DIGITS = 999.5
 
@@ -89,6 +90,13 @@ def words_of(error: BaseException) -> str:
     lines = [line.strip() for line in str(error.message).splitlines()]
     kept = [_OP_DETAILS.sub("", line) for line in lines if not _OPERATION_LINE.match(line)]
     return "; ".join(dict.fromkeys(kept)) or str(error.message)
+
+
+def without_callers(trace: TracebackType | None, files: Collection[str]) -> TracebackType | None:
+    """Returns a traceback without its outermost frames as far as they are in these files; keeps the last frame."""
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in files:
+        trace = trace.tb_next
+    return trace
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

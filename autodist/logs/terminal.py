@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -38,6 +39,14 @@ def log_to_the_terminal(is_chief: bool) -> None:
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(level)
+
+
+def print_message(text: str) -> None:
+    """Writes a message to standard error, also before the log is set up."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # no reader is left, or it was closed
+            sys.stderr.write(f"autodist: {text}\n")
+            sys.stderr.flush()
 
 
 def is_shown_on_the_terminal(level: int) -> bool:

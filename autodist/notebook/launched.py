@@ -17,6 +17,7 @@ from typing import Any
 from autodist.cluster.script import send_with_script
 from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import LaunchError
+from autodist.logs.formatting import without_callers
 from autodist.notebook.process import FILES
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import take_over
@@ -75,21 +76,14 @@ def _call_as_chief(order: bytes, report: _Report) -> None:
         report.outcome = Outcome.of_error(error) if is_bad else Outcome(pack(None, "None", ""))
         raise
     except BaseException as error:
-        report.outcome = Outcome.of_error(error.with_traceback(_within_the_function(error.__traceback__)))
+        report.outcome = Outcome.of_error(error.with_traceback(without_callers(error.__traceback__, _CALLERS)))
         sys.excepthook = _print_nothing  # `launch` raises the exception in the parent
         raise
 
 
 def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Prints an exception as Python does, with lines of notebook cells, which are in no file."""
-    traceback.print_exception(kind, error, _within_the_function(trace))
-
-
-def _within_the_function(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without the frames that call the function."""
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _CALLERS:
-        trace = trace.tb_next
-    return trace
+    traceback.print_exception(kind, error, without_callers(trace, _CALLERS))
 
 
 def _print_nothing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None: ...

@@ -141,9 +141,6 @@ class FilesIterator(PartsIterator):
         self._shapes: list[list[int]] | None = None
         self._full = 0
 
-    def __iter__(self) -> FilesIterator:
-        return self
-
     def __next__(self) -> Any:
         if not self._agreed:
             if not self._is_over:

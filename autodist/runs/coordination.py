@@ -273,7 +273,7 @@ class Coordination:
 
     # -- failures --------------------------------------------------------------------------------------------------
 
-    def is_refused_by_all(self, error: BaseException, is_before: bool = False) -> bool:
+    def is_refused_by_all(self, error: BaseException, is_before: bool) -> bool:
         """Returns True if all workers refuse the same step before any part of it has run; waits for their answers.
 
         A worker that has refused a step has not reached its `reach_collective`, which answers the others.

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import starmap
@@ -20,6 +19,8 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.renaming import Renaming
 from autodist.graph.step import CapturedStep
 from autodist.runtime.batched_transfers import as_tuples
+
+log = logging.getLogger("autodist")
 
 _SEPARATOR = b"\n"
 
@@ -145,11 +146,6 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, step: Captur
     )
 
 
-def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, step: CapturedStep | None) -> None:
-    nodes = [(node, op) for node, op, _ in mine.nodes]
-    require_same_values(chief.values, mine.values, name, nodes, chief.lengths != mine.lengths, step)
-
-
 def _without_counters(name: str) -> str:
     return _NUMBERS.sub("", name)
 
@@ -169,8 +165,6 @@ def _first_difference(chief: Fingerprint, mine: Fingerprint) -> tuple[int, str, 
     return at + 1, theirs, ours
 
 
-log = logging.getLogger("autodist")
-
 _FIX = (
     "The step must have the same numbers on every worker. After AutoDist(...), random and np.random draw the same "
     "numbers on all workers; other generators need a seed (np.random.default_rng(1), the seed= of a tuner or a study). "
@@ -181,35 +175,22 @@ _ROUNDING = {"float64": 1e-12, "complex128": 1e-12}
 """Relative difference of a number computed on different machines, by dtype; 1e-6 for all other dtypes."""
 
 
-def require_same_values(
-    chief: Sequence[Baked],
-    mine: Sequence[Baked],
-    name: str,
-    nodes: Sequence[tuple[str, str]],
-    have_own_lengths: bool = False,
-    step: CapturedStep | None = None,
-) -> None:
+def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, step: CapturedStep | None) -> None:
     """Checks that a step has the same numbers on two workers; logs a warning for arrays that differ.
-
-    Args:
-        chief: the values in the chief's step.
-        mine: the values in this worker's.
-        name: name of this worker.
-        nodes: name and op of each node of this worker's step.
-        have_own_lengths: True if the graphs are traced for different numbers of examples; integers may differ then.
-        step: the step of this worker; the error shows the line of the script that uses a value.
 
     Raises:
         CaptureMismatchError: a number differs by more than rounding.
     """
-    if chief == mine:
+    if chief.values == mine.values:
         return
-    theirs, ours = ({(one.at, one.what): one for one in side} for side in (chief, mine))
+    # Integers may differ in graphs that are traced for different numbers of examples.
+    have_own_lengths = chief.lengths != mine.lengths
+    theirs, ours = ({(one.at, one.what): one for one in side.values} for side in (chief, mine))
     for key in sorted({*theirs, *ours}):
         pair = theirs.get(key), ours.get(key)
         if is_same_value(*pair) or (have_own_lengths and all(map(_is_integer, pair))):
             continue
-        node, op = nodes[key[0]]
+        node, op, _ = mine.nodes[key[0]]
         difference = (
             f"    chief:  {_format(pair[0])}\n    here:   {_format(pair[1])}\n{_used_by(step, node, op, key[1])}"
         )

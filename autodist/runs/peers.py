@@ -17,7 +17,7 @@ from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs.startup_progress import StartupProgress
-from autodist.runs.worker_launch import WorkerLaunch, name_workers
+from autodist.runs.worker_launch import WorkerLaunch, name_others
 from autodist.runtime.interruptible import InterruptibleExecutor
 
 log = logging.getLogger("autodist")
@@ -188,7 +188,7 @@ class Peers:
         self.begin()
         assert self._launch is not None, "there are others"
         self._launch.has_joined = True
-        coordinator, others = self._launch.coordinator, name_workers([worker.name for worker in self._spec.workers[1:]])
+        coordinator, others = self._launch.coordinator, name_others(self._spec)
         with self._startup.showing(f"starting {others}"):
             self._launch.wait()
         coordinator.wait_in_first_step()

@@ -18,6 +18,9 @@ log = logging.getLogger("autodist")
 _END_LIMIT = 5.0
 """Seconds to wait for the thread to notice that the run was ended."""
 
+_MOST_NAMES = 4
+"""The largest number of workers that the log lists by name."""
+
 _launches: list[WorkerLaunch] = []
 """Launches of this process that no AutoDist has made a step with; the last one is current."""
 
@@ -118,7 +121,7 @@ class WorkerLaunch:
             if far:
                 self._startup.log_done("reached %s", ", ".join(far))
             self.coordinator.start(self._payload)
-            self._startup.log_done("started %s", name_workers([worker.name for worker in self._spec.workers[1:]]))
+            self._startup.log_done("started %s", name_others(self._spec))
         except BaseException as error:  # noqa: BLE001 - the script's thread raises it
             if self._is_ended:
                 return  # the abort caused the error
@@ -127,10 +130,7 @@ class WorkerLaunch:
                 log.error("%s\nThe script raises this error at its next use of AutoDist, or at its end.", error)
 
 
-def name_workers(names: list[str]) -> str:
-    """Formats worker names for the log: all names, or the number of workers if there are many."""
-    return ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} workers"
-
-
-MOST_NAMES = 4
-"""The largest number of workers that the log lists by name."""
+def name_others(spec: ResourceSpec) -> str:
+    """Formats all workers except the chief for the log: their names, or their number if there are many."""
+    names = [worker.name for worker in spec.workers[1:]]
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} workers"
