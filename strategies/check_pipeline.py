@@ -31,7 +31,7 @@ def workers_of(strategy: strategy_pb2.Strategy, stage: int) -> list[int]:
 
 
 def stage_groups_of(strategy: strategy_pb2.Strategy) -> dict[int, list[int]]:
-    """Returns, for each worker that owns the variables of a pipeline stage, the others that hold the same."""
+    """Maps the owner of each pipeline stage's variables to the other workers that hold copies of them."""
     stages = (workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages)))
     return {workers[0]: workers[1:] for workers in stages}
 
@@ -40,7 +40,7 @@ def _check_stage_workers(strategy: strategy_pb2.Strategy) -> None:
     """Checks that each worker computes one stage of one pipeline, if there are pipeline stages.
 
     Raises:
-        StrategyError: it does not.
+        StrategyError: the strategy's stages, workers or micro-batches do not fit.
     """
     by_stage = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
     workers, pipelines = [worker for one in by_stage for worker in one], {len(one) for one in by_stage}
@@ -60,7 +60,7 @@ def _check_stage_workers(strategy: strategy_pb2.Strategy) -> None:
         by_stage and keeps_several(len(by_stage), replicas // len(by_stage[0]), schedule)
     ):
         raise StrategyError(
-            f"the pipeline is to recompute, but by {schedule} no stage has two micro-batches in flight, so that "
+            f"the pipeline sets recompute, but under {schedule} no stage has two micro-batches in flight, so that "
             "recomputation would save no memory. Correct the builder."
         )
 

@@ -1,4 +1,4 @@
-"""Registry of builders by name: built-in ones, those that a script registers, and those in a user's module."""
+"""Registry of builders by name: built-in ones, those registered by a script, and those in a user's module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Front end for TensorFlow 1: converts the fetches of a session into a Step."""
+"""Front end for TensorFlow 1: captures the fetches of a session as a step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autodist.graph.step import CapturedStep
 
 @dataclass(frozen=True)
 class NodeVariable:
-    """A variable that is in no collection and is known by its node alone."""
+    """A variable that is in no collection, described by its node."""
 
     name: str
     shape: tf.TensorShape
@@ -70,8 +70,7 @@ class CapturedGraph:
         """Captures a graph.
 
         Raises:
-            CaptureError: gradients were computed in another graph as well, or a variable is of a kind that cannot be
-                shared.
+            CaptureError: gradients were computed in several graphs, or replicas cannot share a variable.
         """
         calls = tuple(calls)
         if any(c.graph is not graph for c in calls):
@@ -103,7 +102,7 @@ class CapturedGraph:
             )
 
     def whole(self) -> CapturedStep:
-        """Returns the CapturedStep of the whole graph for planning, as of the first call."""
+        """Returns the CapturedStep of the whole graph, from which the strategy is planned; cached."""
         return self._whole
 
     @cached_property
@@ -130,8 +129,8 @@ class CapturedGraph:
         Args:
             outputs: names of tensors.
             targets: names of operations.
-            inputs: names of fed tensors, with the axis along which each is split. If a node has several outputs, a fed
-                one is renamed; `inputs` of the result keep the order.
+            inputs: names of fed tensors, with the axis along which each is split; None: not split. A fed output of a
+                node with several outputs gets a new name in the result, whose `inputs` have the same order.
             ranks: ranks of fed tensors whose rank is unknown in the graph.
         """
         editor = self._editor()
@@ -153,12 +152,12 @@ class CapturedGraph:
         return replace(step, noted=_inferred_specs(step)) if ranks else step
 
     def _trained_by(self, needed: set[str]) -> list[str]:
-        """Returns the handles of the variables that a run's gradients are applied to, by this run or a later one."""
+        """Returns the handles of the variables to which this run or a later one applies the run's gradients."""
         handles = {v.name: v.handle for v in self.variables}
         return [handles[variable] for name, variable in self._applied.items() if node_of(name) in needed]
 
     def step_of_nodes(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> CapturedStep:
-        """Returns the Step of additional nodes, each of which maps a variable's handle to a Boolean scalar.
+        """Returns the step of additional nodes; each computes a Boolean scalar from the handle of a variable.
 
         Args:
             outputs: the nodes, by the name of the tensor that each returns.
@@ -272,10 +271,10 @@ def replace_by_placeholder(editor: GraphEditor, tensor: tf.Tensor) -> str:
 
 
 def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
-    """Makes reads that only fetches need run before this run's writes, unless the script orders them otherwise.
+    """Orders reads that are only fetched before the writes of the same run, unless the script orders them otherwise.
 
-    In TensorFlow a read that waits for nothing usually runs first. Without an order, two workers could return the
-    values of two different steps.
+    In TensorFlow a read without inputs usually runs first, but not always. Two workers could then return the values
+    of two different steps.
 
     Args:
         editor: editor of the graph of one run.
@@ -290,7 +289,7 @@ def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
         return
     before_writes = editor.ancestors([name for names in writers.values() for name in names])
     for name in sorted(editor.ancestors(roots) - before_writes):
-        if editor[name].op in READS and node_of(editor[name].input[0]) in writers:  # not within a loop or a branch
+        if editor[name].op in READS and node_of(editor[name].input[0]) in writers:  # not in a function
             earlier = editor.ancestors([name])
             for writer in writers[node_of(editor[name].input[0])]:
                 if writer not in earlier:

@@ -1,4 +1,4 @@
-"""Detects local training: gradients applied to variables outside of distributed steps."""
+"""Detects local training: variables that are trained outside of distributed steps, by one worker for itself."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from autodist.graph.walks import reach
 from autodist.tf_compat.plain_nests import numbered
 
 _LOOKS = 50
-"""Number of comparisons of the suspects' values while the script runs; one more follows at its end."""
+"""Number of times that the values of suspects are compared while the script runs; another time follows at its end."""
 
 
 class LocalTraining:
     """Searches for training that is not distributed, until `stop` is called.
 
-    An event counts as training in three cases: an optimizer of Keras applies gradients; a session runs an operation
-    that applies gradients; variables with gradients by `tf.GradientTape` or `tf.gradients` change their values later.
-    Gradients by inputs, and gradients that are only read, do not count.
+    Three events count as training. An optimizer of Keras applies gradients. A session runs an operation that applies
+    gradients. A *suspect*, a variable whose gradient `tf.GradientTape` or `tf.gradients` has computed, has another
+    value later. Gradients with respect to inputs, and gradients that are only read, do not count.
 
     Args:
-        on_step: called once with the step that is found; its error is raised in the script.
+        on_step: called once with the step that is found; an exception that it raises is raised in the script.
     """
 
     def __init__(self, on_step: Callable[[LocalStep], None]) -> None:
@@ -62,13 +62,13 @@ class LocalTraining:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def on_applied(self, variables: Sequence[Any]) -> None:
-        """An optimizer applies gradients."""
+        """Called when an optimizer applies gradients."""
         graph = tf.compat.v1.get_default_graph()
         if tf.executing_eagerly() or is_of_function(graph):  # otherwise a session runs them
             self._find(step_here(function_called()))
 
     def on_gradients(self, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Gradients of variables were made."""
+        """Called when gradients with respect to `sources` were computed."""
         graph = tf.compat.v1.get_default_graph()
         if not tf.executing_eagerly() and not is_of_function(graph):
             made = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
@@ -80,7 +80,7 @@ class LocalTraining:
                 self._suspects += suspects_of(sources)
 
     def on_run(self, session: BaseSession, fetches: Any) -> None:
-        """A session runs something."""
+        """Called when a session runs `fetches`."""
         made = self._graphs.get(session.graph)
         if made and applied(session.graph, fetches, made):
             self._find(LocalStep(TrainingKind.SESSION, line_of_script(), session.graph))
@@ -123,7 +123,7 @@ def _operations(graph: tf.Graph, fetches: Any) -> set[tf.Operation]:
     for fetch in tf.nest.flatten(numbered(fetches), expand_composites=True):
         try:
             element = graph.as_graph_element(fetch)
-        except (TypeError, ValueError, KeyError):  # the session's own error is better
+        except (TypeError, ValueError, KeyError):  # the session itself will raise a better error
             continue
         found.add(element.op if isinstance(element, tf.Tensor) else element)
     return found

@@ -1,4 +1,4 @@
-"""Checkpoints: the object returned by `ad.checkpoint`; saves what a script trains, and restores it."""
+"""Checkpoints: the object returned by `ad.checkpoint`, which saves and restores models, optimizers and variables."""
 
 from __future__ import annotations
 
@@ -115,10 +115,10 @@ class Checkpoints:
             The step that was passed to `save`, 0 if there was none; None: the folder has no checkpoint yet.
 
         Raises:
-            CheckpointMismatchError: it was saved from other objects.
-            CheckpointError: it is damaged or missing: on all workers, and nothing has changed. Or this worker does not
-                see it. Or not all workers call it: raised on those that do, or, before they have joined, on all in the
-                first step.
+            CheckpointMismatchError: the checkpoint was saved from other objects.
+            CheckpointError: the checkpoint is damaged or missing; raised on all workers, and nothing has changed.
+                Or this worker cannot read the checkpoint. Or only some workers call this method; raised on these, or,
+                if it is called before the first step, on all workers in that step.
         """
         error = None
         found: Mapping[str, Any] = {}
@@ -146,7 +146,7 @@ class Checkpoints:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """On the chief, claims the folder for this run; otherwise the first save does.
+        """Locks the folder for this run, on the chief; without this call, the first save does.
 
         Raises:
             CheckpointError: another process has claimed it, or it cannot be written.
@@ -191,7 +191,7 @@ class Checkpoints:
         """Checks that a checkpoint can be restored here.
 
         Raises:
-            CheckpointMismatchError: it was saved from other objects; names all differences.
+            CheckpointMismatchError: the checkpoint was saved from other objects; the message names all differences.
         """
         self._matched(prefix)
 

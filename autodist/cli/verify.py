@@ -1,4 +1,4 @@
-"""`autodist verify`: checks that a script trains under a strategy as it does on one device."""
+"""`autodist verify`: checks that a script trains under a strategy with the numbers of one device."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def verify(
 ) -> None:
     """Train on one device and under a strategy in local processes, and compare. Exit status 1: they differ.
 
-    The script is not changed and needs no cluster: the machines of its YAML are ignored. Keras creates everything in
-    float64 for which the script sets no dtype; the limit for relative differences is then 1e-9. For variables of
-    another dtype, the limit is ten times the difference of one device from itself when the examples of each batch are
-    permuted.
+    The script is not changed and needs no cluster: the machines of its YAML are ignored. Keras uses
+    float64 unless the script sets a dtype; the limit for relative differences is then 1e-9. For variables of another
+    dtype, the limit is ten times the difference between two runs on one device, one of which permutes the examples of
+    each batch.
 
     The reference is the captured training step on one device. The script ends after the requested number of steps.
 

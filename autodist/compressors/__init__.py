@@ -1,8 +1,8 @@
 """Compressors: encodings of a dense gradient for its all-reduce.
 
-A compressor is one class in one file: its name, options, cost and arithmetic. Strategies and kernels use the base class
-only and look up subclasses by name, so a user's compressor is treated like a built-in one. This package is below both
-in the import order: kernels pass a `Reduction` to the compressor.
+A compressor is one class in one file, with its name, options, cost and arithmetic. Strategies and kernels use only the
+base class and look up subclasses by name, so a user's compressor is treated like a built-in one. This package imports
+neither of them: kernels pass a `Reduction` to the compressor.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _made_from(join: PendingReduction) -> list[str]:
 
 @dataclass
 class _Walk:
-    """Takes nodes whose sources are taken: first all that can run, then a message, then a late write."""
+    """Builds the order: takes names whose sources are taken; nodes first, then messages, then late writes."""
 
     graph_index: GraphIndex
     joins: Iterable[PendingReduction]
@@ -146,7 +146,7 @@ class _Walk:
             ready.append(name)
 
     def _messages(self) -> dict[str, tuple[dict[str, None], dict[str, None]]]:
-        """Maps each message to (nodes that it is computed from, nodes that stand for its results)."""
+        """Maps each message to the nodes that it is computed from and the nodes that its results replace."""
         result: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
         for join in self.joins:
             made_from, results = result.setdefault(message_of(join), ({}, {}))

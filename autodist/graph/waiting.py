@@ -1,4 +1,4 @@
-"""Control inputs that are redirected past removed nodes."""
+"""Redirects control inputs past nodes that are removed or shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autodist.graph.ops import Trait, having
 
 
 def redirect_control_inputs(editor: GraphEditor, kept: Set[str]) -> None:
-    """Replaces control inputs outside `kept` by the nodes of `kept` before them.
+    """Replaces each control input that is not in `kept` by the nearest nodes of `kept` before it.
 
     read → x → ^write,  x not kept        becomes        read → ^write
     """
@@ -51,8 +51,8 @@ def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[
 def free_constants(editor: GraphEditor, graph_index: GraphIndex, kept: Collection[str]) -> bool:
     """Moves the control inputs of constants to their readers; returns True if there were any.
 
-    Often such a constant alone orders a TensorFlow 1 step: the increment of `global_step` waits for the complete
-    update.
+    In a TensorFlow 1 step, the constant 1 that increments `global_step` often has such inputs: it waits for the
+    complete update.
 
     Args:
         editor: of the graph.
@@ -61,7 +61,7 @@ def free_constants(editor: GraphEditor, graph_index: GraphIndex, kept: Collectio
     """
     if graph_index.of_op("Enter"):
         return False  # a control input determines the frame of a constant in a v1 loop
-    left = {*kept, *find_inside(graph_index)}  # and, in a branch, if it has a value at all
+    left = {*kept, *find_inside(graph_index)}  # in a branch, it determines if the constant is computed
     waiting = {n.name for n in graph_index.of_op("Const") if graph_index.sources[n.name] and n.name not in left}
     for name in filter(waiting.__contains__, graph_index.order if waiting else ()):
         before = [node_of(i) for i in editor[name].input]

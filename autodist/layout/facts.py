@@ -1,4 +1,7 @@
-"""Facts: the internal layouts of propagation. They are finer than kinds: a quotient of two sums may be a mean.
+"""Facts: the internal layouts of propagation.
+
+They are finer than kinds, the layouts that propagation returns: a fact also records that a quotient of two sums is a
+mean.
 
 A *form* describes a replica's value as base × Π factorᵉ. Each factor is a scalar summed over the replicas (the number
 of examples, the sum of a mask). The base is replicated, sharded into rows, or itself a partial sum. The value for the
@@ -149,7 +152,7 @@ class SelectedByPosition(UnknownFact):
     """Rows of the batch selected by constant positions.
 
     Attributes:
-        whole_up_to: the largest batch size for which the selection contains all rows; None if there is no such size.
+        whole_up_to: the largest batch size for which all rows are selected; None if there is no such size.
     """
 
     whole_up_to: int | None = None
@@ -173,7 +176,7 @@ class Positions:
 
     Attributes:
         within: the indexed rows.
-        entries: the rows formed by the indices themselves, and by the entries that they stand for.
+        entries: the layout of the indices themselves, and of the values that they belong to.
         covers: True if every row occurs.
     """
 
@@ -287,7 +290,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class LoopValue:
-    """A value in a loop with one iteration per example; in a list with one element per example: such an element.
+    """A value in a loop with one iteration per example, or an element of a list with one element per example.
 
     Attributes:
         role: its role.

@@ -1,4 +1,4 @@
-"""Linearity: the tensors of a graph that are proportional to some others, such as the seeds of its gradients."""
+"""Linearity: finds the tensors of a graph that are proportional to given ones, such as the seeds of its gradients."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_linearity(graph_index: GraphIndex, seeds: Collection[str], without: Col
 
 
 def is_nonlinear(node: tf.compat.v1.NodeDef, grades: Sequence[Grade]) -> bool:
-    """Returns True if an op would not be proportional to its dependent inputs if these were proportional."""
+    """Returns True if an op is nonlinear in those of its inputs that depend on the seeds."""
     return _grade_by_table(node.op, [Grade.LINEAR if g is Grade.NONLINEAR else g for g in grades]) is Grade.NONLINEAR
 
 
@@ -83,7 +83,7 @@ class _Walk:
         without: frozenset[str] = frozenset(),
         caller: str | None = None,
     ) -> dict[str, Grade]:
-        """Returns the grades of all tensors of a graph.
+        """Returns the grades of all tensors of a graph; repeats until those of v1 loops no longer change.
 
         Args:
             graph_index: of the graph.

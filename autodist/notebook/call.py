@@ -14,7 +14,7 @@ from autodist.strategies import BuildsStrategy
 
 RETURNS = (
     "Return arrays, numbers, the result of `model.get_weights()`, or a Keras model; objects that need this run, or "
-    "contain TensorFlow functions, cannot be returned. What was trained is then lost, unless the function has saved it."
+    "contain TensorFlow functions, cannot be returned. Trained values are then lost, unless the function saved them."
 )
 
 
@@ -85,7 +85,7 @@ class Outcome:
 
         Raises:
             BaseException: the exception of the function, with the chief's traceback as the cause.
-            LaunchError: instead of it, if it cannot be unpickled here.
+            LaunchError: raised in its place if that exception could not be pickled, or cannot be unpickled here.
         """
         return unpack(self.value) if self.value is not None else self._raise()
 

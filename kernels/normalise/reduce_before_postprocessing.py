@@ -1,4 +1,4 @@
-"""Reduction of gradients before nonlinear postprocessing, which is then applied once, to the reduced gradient."""
+"""Reduces gradients before nonlinear functions of the backward pass, which then run once, on the reduced gradient."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _HOLD_OTHERS = having(Trait.LOOP | Trait.BRANCH | Trait.CALL)
 
 @dataclass(frozen=True)
 class ReduceBeforePostprocessing(Kernel[CapturedStep, CapturedStep]):
-    """Moves nonlinear functions between a weight's gradient and the tensor that the script uses into the update.
+    """Moves nonlinear functions at the end of the backward pass, such as clipping, into the update.
 
-    On each replica, the gradient of a weight is a part of a sum. A nonlinear function of parts does not add up to the
-    function of the sum. So the parts are reduced before the function. If the function takes more than that gradient,
-    the step is refused.
+    On each replica, the gradient of a weight is a part of a sum. The results of a nonlinear function on the parts do
+    not add up to its result on the sum. The parts are therefore reduced before the function. If the function has other
+    inputs that depend on the batch, the step is refused.
 
-        loss → dy → clip → g → update      becomes      loss → dy → (joined) → clip → update
+        loss → dy → clip → g → update      becomes      loss → dy → (reduced) → clip → update
 
     A cast from float16 is such a function, too: a sum that overflows float16 is infinite on one device, and loss
     scaling depends on that.
@@ -53,8 +53,8 @@ class ReduceBeforePostprocessing(Kernel[CapturedStep, CapturedStep]):
         if context.single_replica or not step.gradients:
             return step
         step = replace(step, gradients=tuple(_before_cast(step, gradient) for gradient in step.gradients))
-        # Up to the nodes that run once, and no less: the gradient of one weight may lead to that of another, as the
-        # gradient of the shift does in batch normalisation.
+        # The walk stops only at nodes that run once. The gradient of one weight may depend on that of another, as on
+        # the gradient of the shift in batch normalisation.
         once = find_stages(step).once
         seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls], without=once)
         if not _nonlinear(step, seen):
@@ -72,7 +72,7 @@ def _nonlinear(step: CapturedStep, seen: Linearity) -> list[VariableGradient]:
 
 
 def _seeds_of_parts(step: CapturedStep, flows: Propagation) -> list[str]:
-    """Returns the seeds of gradients that may be partial; gradients of targets that all replicas share are complete."""
+    """Returns the seeds of gradients that may be partial sums; gradients of replicated targets are complete."""
     joined = joined_calls(step)
     return [
         call.seed
@@ -118,8 +118,8 @@ class _Paths:
         part = next(iter(parts))
         node = self._step.graph_index.nodes[parts[part]]
         raise RewriteError(
-            f"the gradient of {gradient.variable} is computed by {node.name} ({node.op}) from {part}, of which each "
-            "replica has the part of its own examples. The function is not linear, so that its values on parts do not "
+            f"the gradient of {gradient.variable} is computed by {node.name} ({node.op}) from {part}, and each "
+            "replica has only the part of its own examples. The function is not linear, so its values on parts do not "
             "add up to its value on the sum. Apply it to the result of tape.gradient or tf.gradients (for example "
             "tf.clip_by_norm(gradient, …)), or to a tensor that has a row for each example."
         )
@@ -172,7 +172,7 @@ class _Paths:
         return [c for c in graph_index.consumers[name] if name in graph_index.data[c]]
 
     def _warn(self, gradient: VariableGradient, nonlinear: Sequence[str]) -> None:
-        """Logs a function that may be applied to partial sums, if that is unknown."""
+        """Logs a warning if a function may be applied to partial sums."""
         for name in nonlinear:
             for read in self._read(name, Unknown):
                 kind = self._flows.kind(read)

@@ -1,4 +1,4 @@
-"""Replicate: copies the compute part for each replica of this worker, and reduces the values read outside it."""
+"""Replicate: copies the compute part for each replica of this worker, and reduces the values read outside of it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _SEEDED = having(Trait.SEEDED)
 class Replicate(Kernel[PlacedStep, ReplicatedStep]):
     """Copies the nodes that differ between replicas, splits the batch, and sums over the local replicas.
 
-    The first local replica is the captured graph itself. The nodes of another one are named `autodist/replica_k/…`; k
-    is its position among this worker's replicas. Nodes that depend on no batch, weight or random draw run once.
-    Reductions over other workers are recorded in the replicated step.
+    The first local replica is the captured graph itself. The nodes of replica k of this worker are named
+    `autodist/replica_k/…`. Nodes that do not depend on the batch, a replica's weight or a random draw run once. The
+    replicated step lists the reductions over other workers.
 
         x → f → g → update      becomes      x[:n] → f → g   ┐
                                              x[n:] → f'→ g'  ┴ add → update
@@ -138,7 +138,7 @@ class _Replication:
         free_constants(self.editor, self.step.graph_index, {*map(node_of, self.step.outputs), *self.step.targets})
 
     def _draw_for_own_examples(self, states: list[tuple[str, str]], varying: set[str]) -> AddedToDraws:
-        """Makes random draws differ between replicas, or equal those of one device for the replica's examples."""
+        """Makes random draws equal those of one device, if possible, or differ between replicas."""
         alike = list(find_shared_seed_draws(self.step, self.flows, varying))
         examples = all_examples(self.step, self.context)
         whole = [draw for draw in alike if draw.axis is not None and examples is not None]
@@ -169,7 +169,7 @@ class _Replication:
                     self.editor[copy].attr["seed2"].i = seed % 2**31
 
     def _order_after_all(self, clones: list[dict[str, str]]) -> None:
-        """Orders nodes after all copies of a node, if they were ordered after the captured node."""
+        """Orders nodes after all copies of a node if they are ordered after the captured node."""
         copied = clones[0]
         copies = set().union(*(renamed.values() for renamed in clones))
         for name in {consumer for source in copied for consumer in self.editor.consumers(source)} - copies:
@@ -183,9 +183,10 @@ class _Replication:
                 self.editor.add_control(name, more)
 
     def _specs_of_copies(self, noted: SpecOf, copies: Mapping[str, tuple[int, str]]) -> SpecOf:
-        """Returns the specs of the replicated step: if batches have a fixed length, the batch axis of copies is open.
+        """Returns the specs of the replicated step.
 
-        Otherwise the captured specs hold for the parts of a batch, too.
+        If batches have a fixed length, the batch axis of copies becomes open. Otherwise the captured specs hold for the
+        parts of a batch, too.
         """
         step = self.step
         if not any(axis is not None and _has_length(step.spec_of(name), axis) for name, axis in step.inputs.items()):
@@ -196,7 +197,7 @@ class _Replication:
                 return noted(name)
             node = copies[node_of(name)][1]
             captured = f"{node}:{output_index(name)}"
-            is_known = node in step.graph_index.nodes  # and no draw that replaces a captured one
+            is_known = node in step.graph_index.nodes  # otherwise, the node is a draw that replaces a captured one
             return _part_of(noted(captured), self.flows.kind(captured) if is_known else Unknown("it was not captured"))
 
         return spec_of

@@ -41,8 +41,8 @@ RULES: Mapping[str, Rule] = {
     "UnsortedSegmentSum": rows.segment_sum,
     "GatherV2": rows.gather,
 }
-"""The rule that rewrites each op of an update to run on pieces. Other ops, and ops whose inputs do not fit their rule,
-run on the concatenated tensor: that is always correct, at the cost of the concatenation."""
+"""The rule for each op of an update that can run on pieces. Other ops, and ops whose inputs do not fit their rule, run
+on the concatenated tensor, which is always correct and costs the concatenation."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class PartitionVariables(Kernel[PlacedStep, PlacedStep]):
     one, or the rows of a sparse one that it holds. The rewrite follows the update from gradients and reads to the
     writes. Elementwise arithmetic runs on the pieces. Reductions over the cut axis (global norms, LAMB, Adafactor) run
     on each piece and are completed across the pieces: scalars are sent instead of shards. Other ops run on the
-    concatenated tensor, and each shard takes its part of the result. Partitioning changes where values are computed,
-    and nothing else.
+    concatenated tensor, and each shard takes its part of the result. Partitioning does not change any value.
 
         g → f → v    becomes    g[:n] → f → v/shard_0   and   g[n:] → f → v/shard_1
     """
@@ -70,7 +69,7 @@ class PartitionVariables(Kernel[PlacedStep, PlacedStep]):
             return step
         partitioned = partition(step)
         _require_synchronous(partitioned.written_whole, context.plan)
-        for line in partitioned.told if context.worker == 0 else ():
+        for line in partitioned.log_lines if context.worker == 0 else ():
             log.info("%s", line)
         return partitioned.step
 
@@ -81,12 +80,12 @@ class Partitioned:
 
     Attributes:
         step: the step.
-        told: log lines about ops that do not run on pieces.
+        log_lines: lines about ops that do not run on pieces.
         written_whole: the partitioned variables that an op writes as a whole, with the op.
     """
 
     step: PlacedStep
-    told: tuple[str, ...]
+    log_lines: tuple[str, ...]
     written_whole: Mapping[str, str]
 
 
@@ -104,9 +103,9 @@ def partition(step: PlacedStep) -> Partitioned:
     work.finish()
     variables = _variables(work)
     work.editor.prune(work.editor.named(gradients=gradients, variables=variables))
-    told = tuple(work.put_together(stages.once))
+    log_lines = tuple(work.put_together(stages.once))
     made = work.editor.to_step(gradients=gradients, variables=variables, flows=CutFlows(flows, work))
-    return Partitioned(made, told, dict(work.written_whole))
+    return Partitioned(made, log_lines, dict(work.written_whole))
 
 
 def _require_synchronous(written_whole: Mapping[str, str], plan: Plan) -> None:
@@ -125,7 +124,7 @@ def _require_synchronous(written_whole: Mapping[str, str], plan: Plan) -> None:
 
 
 class CutFlows(Propagation):
-    """Batch dependence of tensors of a partitioned step: of captured tensors and slices of these."""
+    """Dependence on the batch of captured tensors and of their slices, in a partitioned step."""
 
     def __init__(self, captured: Propagation, work: Work) -> None:
         self._captured, self._work = captured, work
@@ -172,8 +171,8 @@ def cut_gradients(
 ) -> tuple[VariableGradient, ...]:
     """Returns the gradients of the step, with those of partitioned variables in pieces.
 
-    Nodes that run once and read such a gradient as a whole get the concatenation of its pieces: of a dense gradient
-    along the cut axis, of a sparse one as rows in shard order.
+    Nodes that run once and read the whole gradient get the concatenation of its pieces: along the cut axis for a dense
+    gradient, as rows in shard order for a sparse one.
     """
     gradients_in_pieces: list[VariableGradient] = []
     for gradient in gradients:

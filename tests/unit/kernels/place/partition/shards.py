@@ -69,7 +69,7 @@ def partitioned(step: Step, strategy: strategy_pb2.Strategy) -> tuple[Step, tupl
     """Returns the partitioned step, before any other kernel, and the logged parts that are not computed by shard."""
     before = itertools.takewhile(lambda kernel: kernel != PartitionVariables(), KERNELS)
     made = partition(run_pipeline(tuple(before), step, Context(strategy, 0)))
-    return made.step, made.told
+    return made.step, made.log_lines
 
 
 def assert_trains_alike(
