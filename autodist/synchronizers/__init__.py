@@ -1,7 +1,8 @@
 """Synchronizers: placement of one variable or shard and reduction of its gradient.
 
 A kind is one class in one file: its strategy message, its checks, its cost, its description and the owner of the
-variable. Strategies and kernels read messages through these classes only.
+variable. Strategies and kernels read messages through these classes only. A message `NewKind` in the field `new_kind`
+of a strategy belongs to the class `NewKind` of the file `new_kind.py`; no other list names it.
 """
 
 from autodist.synchronizers.all_reduce import COLLECTIVES, HIERARCHICAL, AllReduce

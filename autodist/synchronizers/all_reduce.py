@@ -37,7 +37,6 @@ class AllReduce(Synchronizer):
     group: int = 0
     compressor: Compressor = NO_COMPRESSOR
 
-    field: ClassVar[str] = "all_reduce"
     message: ClassVar[type] = strategy_pb2.AllReduce
 
     @classmethod

@@ -17,11 +17,8 @@ from autodist.synchronizers.traffic import Piece, Sent
 class Synchronizer(ABC):
     """Base of the kinds; its fields are those of the strategy message."""
 
-    field: ClassVar[str]
-    """The field of a strategy's node or shard that holds this kind."""
-
     message: ClassVar[type[Message]]
-    """The type of the message in that field."""
+    """The type of its message, in a field of a strategy's node or shard."""
 
     @classmethod
     @abstractmethod

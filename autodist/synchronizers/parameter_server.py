@@ -29,7 +29,6 @@ class ParameterServer(Synchronizer):
     staleness: int = 0
     local_proxy: bool = False
 
-    field: ClassVar[str] = "parameter_server"
     message: ClassVar[type] = strategy_pb2.ParameterServer
 
     @classmethod

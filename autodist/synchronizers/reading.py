@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 from collections.abc import Iterator, Sequence
 
 from google.protobuf.message import Message
@@ -10,14 +11,16 @@ from google.protobuf.message import Message
 from autodist.errors import StrategyError
 from autodist.placement.partitioning import Partitioning, shard_name
 from autodist.proto import strategy_pb2
-from autodist.synchronizers.all_reduce import AllReduce
 from autodist.synchronizers.base import Synchronizer
-from autodist.synchronizers.parameter_server import ParameterServer
 
 Part = strategy_pb2.VariableNode | strategy_pb2.Shard
 """A message with a synchronizer: the node of an unpartitioned variable, or a shard."""
 
-KINDS: dict[str, type[Synchronizer]] = {kind.field: kind for kind in (AllReduce, ParameterServer)}
+KINDS: dict[str, type[Synchronizer]] = {
+    field.name: pkgutil.resolve_name(f"autodist.synchronizers.{field.name}:{field.message_type.name}")
+    for field in strategy_pb2.VariableNode.DESCRIPTOR.oneofs_by_name["synchronizer"].fields
+}
+"""The classes by their field: each is named after its message, and its file after the field."""
 
 
 def has_synchronizer(part: Part) -> bool:
@@ -45,14 +48,14 @@ def synchronizer_of(part: Part) -> Synchronizer:
         what = "node" if isinstance(part, strategy_pb2.VariableNode) else "shard"
         raise StrategyError(f"has a {what} without a synchronizer; set {' or '.join(KINDS)}.")
     message = getattr(part, field)
-    if field == AllReduce.field and message.compressor.kind == strategy_pb2.Compressor.NAMED:
+    if isinstance(message, strategy_pb2.AllReduce) and message.compressor.kind == strategy_pb2.Compressor.NAMED:
         return KINDS[field].from_message(message)  # a script may register another class under the name
     return _read(field, message.SerializeToString())
 
 
 def set_synchronizer(part: Part, synchronizer: Synchronizer) -> None:
     """Sets the synchronizer of a message."""
-    getattr(part, synchronizer.field).CopyFrom(_message_of(synchronizer))
+    getattr(part, field_of(synchronizer.message)).CopyFrom(_message_of(synchronizer))
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -17,8 +17,9 @@ from autodist.synchronizers import (
     synchronizer_of,
     synchronizers_of,
 )
+from autodist.synchronizers.reading import KINDS
 
-KINDS = [
+ONE_OF_EACH = [
     AllReduce("RING", 3),
     AllReduce("SHUFFLE", 0, TopK(0.1)),
     ParameterServer(2),
@@ -26,7 +27,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("said", KINDS, ids=lambda said: said.text)
+@pytest.mark.parametrize("said", ONE_OF_EACH, ids=lambda said: said.text)
 def test_what_is_said_of_a_variable_is_read_as_it_was_written(said):
     node = whole_node("v", said)
     assert synchronizer_of(node) == said and has_synchronizer(node)
@@ -34,12 +35,23 @@ def test_what_is_said_of_a_variable_is_read_as_it_was_written(said):
     assert list(named_synchronizers(node)) == [("v", said)] and partitioning_of(node) is None
 
 
+def test_every_field_of_a_node_and_of_a_shard_has_the_class_of_its_message():
+    for message in (strategy_pb2.VariableNode, strategy_pb2.Shard):
+        fields = message.DESCRIPTOR.oneofs_by_name["synchronizer"].fields
+        assert {field.name: KINDS[field.name].message.DESCRIPTOR for field in fields} == {
+            field.name: field.message_type for field in fields
+        }
+        assert {type(one) for one in ONE_OF_EACH} == {KINDS[field.name] for field in fields}
+
+
 def test_each_shard_has_its_own():
-    node = partitioned_node("v", Partitioning(1, (2, 3)), [KINDS[0], KINDS[2]])
-    assert synchronizers_of(node) == (KINDS[0], KINDS[2]) and partitioning_of(node) == Partitioning(1, (2, 3))
-    assert list(named_synchronizers(node)) == [("v/shard_0", KINDS[0]), ("v/shard_1", KINDS[2])]
-    strategy = strategy_pb2.Strategy(nodes=[node, whole_node("w", KINDS[1])])
-    assert list(all_synchronizers(strategy)) == [("v", KINDS[0]), ("v", KINDS[2]), ("w", KINDS[1])]
+    node = partitioned_node("v", Partitioning(1, (2, 3)), [ONE_OF_EACH[0], ONE_OF_EACH[2]])
+    assert synchronizers_of(node) == (ONE_OF_EACH[0], ONE_OF_EACH[2]) and partitioning_of(node) == Partitioning(
+        1, (2, 3)
+    )
+    assert list(named_synchronizers(node)) == [("v/shard_0", ONE_OF_EACH[0]), ("v/shard_1", ONE_OF_EACH[2])]
+    strategy = strategy_pb2.Strategy(nodes=[node, whole_node("w", ONE_OF_EACH[1])])
+    assert list(all_synchronizers(strategy)) == [("v", ONE_OF_EACH[0]), ("v", ONE_OF_EACH[2]), ("w", ONE_OF_EACH[1])]
 
 
 @pytest.mark.parametrize(
