@@ -52,7 +52,7 @@ class Context:
         return Plan(self.strategy)
 
     @property
-    def joins_outputs(self) -> bool:
+    def reduces_outputs(self) -> bool:
         """True if all workers fetch the same outputs, so that outputs are reduced over all workers."""
         return self.fetching is Fetching.BY_ALL
 
@@ -70,9 +70,9 @@ class Context:
         """The group of all replicas. Workers without replicas only own variables."""
         return Group.of_run(self.strategy.graph_config)
 
-    def subgroups(self, join: PendingReduction) -> Subgroups | None:
+    def subgroups(self, pending: PendingReduction) -> Subgroups | None:
         """Returns the subgroups within which a value is reduced first; None if its group reduces it at once."""
-        return self._subgroups_of(join.group) if self.plan.uses_subgroups(join) else None
+        return self._subgroups_of(pending.group) if self.plan.uses_subgroups(pending) else None
 
     @functools.cached_property
     def _subgroups_of(self) -> Callable[[Group], Subgroups | None]:

@@ -106,24 +106,26 @@ class Plan:
         synchronies = [one.synchrony for one in self._synchronizers.values()]
         return bool(synchronies) and all(k is not None and k.mode is SyncMode.ASYNCHRONOUS for k in synchronies)
 
-    def owner_of(self, join: PendingReduction) -> int | None:
-        return self.owner(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None
+    def owner_of(self, pending: PendingReduction) -> int | None:
+        return (
+            self.owner(pending.variable) if pending.kind is PendingReductionKind.GRADIENT and pending.variable else None
+        )
 
-    def uses_shuffle(self, join: PendingReduction) -> bool:
-        return self.collective is None and self.owner_of(join) is None
+    def uses_shuffle(self, pending: PendingReduction) -> bool:
+        return self.collective is None and self.owner_of(pending) is None
 
-    def uses_subgroups(self, join: PendingReduction) -> bool:
+    def uses_subgroups(self, pending: PendingReduction) -> bool:
         """Returns True if a value is reduced within subgroups first, if there are any; True without a variable."""
-        variable = join.variable if join.kind is PendingReductionKind.GRADIENT else None
+        variable = pending.variable if pending.kind is PendingReductionKind.GRADIENT else None
         synchronizer = self._synchronizers.get(variable) if variable else None
         return not isinstance(synchronizer, AllReduce) or synchronizer.way == HIERARCHICAL
 
-    def fusion_group(self, join: PendingReduction) -> Hashable:
+    def fusion_group(self, pending: PendingReduction) -> Hashable:
         """Returns the fusion group that the strategy sets for a pending reduction; only its members share buckets."""
-        return None if join.variable is None else self._synchronizers[join.variable].group
+        return None if pending.variable is None else self._synchronizers[pending.variable].group
 
-    def compressor(self, join: PendingReduction) -> Compressor:
+    def compressor(self, pending: PendingReduction) -> Compressor:
         """Returns the compressor that is applied to a gradient before it is sent, if any."""
-        variable = join.variable if join.kind is PendingReductionKind.GRADIENT else None
+        variable = pending.variable if pending.kind is PendingReductionKind.GRADIENT else None
         synchronizer = self._synchronizers.get(variable) if variable else None
         return synchronizer.compressor if isinstance(synchronizer, AllReduce) else NO_COMPRESSOR

@@ -38,9 +38,9 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
     The phase of the step depends on the position. Before `assign-owners` it is a `CapturedStep`, then a `PlacedStep`:
     the kernel must produce the same result on all workers, and added nodes are copied for each replica if they depend
     on the batch. From `replicate` on it is a `ReplicatedStep`, the step of one worker: a copy of the compute part for
-    each of its replicas, with pending reductions between them and the update (`joins`, `stages`). `reduce-by-shuffle`
-    and similar kernels replace these reductions by communication. From `place-on-devices` on each new node needs a
-    device. A kernel returns a step of the phase that it receives. If it derives from
+    each of its replicas, with pending reductions between them and the update (`reductions`, `stages`).
+    `reduce-by-shuffle` and similar kernels replace these by communication. From `place-on-devices` on each new node
+    needs a device. A kernel returns a step of the phase that it receives. If it derives from
     `Kernel[ReplicatedStep, ReplicatedStep]`, its position is checked.
 
     Kernels registered after the same kernel run in order of registration. Every worker runs the script and must

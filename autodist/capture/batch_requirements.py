@@ -14,7 +14,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
-from autodist.graph.seeds import joined_calls, live_calls
+from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import ByPosition, PerExample, Propagation, Unknown
@@ -224,8 +224,8 @@ def require_no_rows_by_position(step: CapturedStep, division: BatchDivision) -> 
 
 def _taken_by_position(step: CapturedStep, flows: Propagation, examples: int) -> Iterator[str]:
     """Yields the first tensors with such rows, before losses whose gradients are summed over the replicas."""
-    joined = joined_calls(step)
-    targets = [t for k in live_calls(step) if k in joined for t in step.gradient_calls[k].targets]
+    reduced = reduced_calls(step)
+    targets = [t for k in live_calls(step) if k in reduced for t in step.gradient_calls[k].targets]
     for name in reach(targets, lambda name: _unknown_inputs(step, flows, name)):
         kind = flows.kind(name)
         if isinstance(kind, ByPosition) and (kind.whole_up_to is None or examples > kind.whole_up_to):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.seeds import joined_calls, live_calls
+from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
@@ -56,7 +56,7 @@ def find_statistics(
         The statistics, by the inputs of nodes that read them. None if all differentiated tensors are known and equal
         those of one device. Empty if the obstacle is something other than sums and means.
     """
-    parts = list(_differentiated_parts(step, flows, _joined(step) if calls is None else calls))
+    parts = list(_differentiated_parts(step, flows, _reduced(step) if calls is None else calls))
     unknown = [name for name in parts if isinstance(flows.kind(name), Unknown)]
     if unknown:
         return met_behind(step, flows, unknown, is_left)
@@ -114,9 +114,9 @@ def inputs_of(step: CapturedStep, node: str) -> list[str]:
     return [tensor(name) for name in step.graph_index.nodes[node].input if not is_control(name)]
 
 
-def _joined(step: CapturedStep) -> list[int]:
-    joined = joined_calls(step)
-    return [k for k in live_calls(step) if k in joined]
+def _reduced(step: CapturedStep) -> list[int]:
+    reduced = reduced_calls(step)
+    return [k for k in live_calls(step) if k in reduced]
 
 
 def _differentiated_parts(step: CapturedStep, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:

@@ -44,53 +44,55 @@ class ExecutionOrder:
             depths[name] = max((depths.get(s, 0) + (s in messages) for s in self.sources[name]), default=0)
         return {message: depths[message] for message in messages}
 
-    def of_join(self, join: PendingReduction) -> int:
+    def of_reduction(self, pending: PendingReduction) -> int:
         """Returns the position of the message of a pending reduction."""
-        return self.position[message_of(join)]
+        return self.position[message_of(pending)]
 
 
-def message_of(join: PendingReduction) -> str:
+def message_of(pending: PendingReduction) -> str:
     """Returns the name of the message that a reduction may share with others; no node has such a name."""
-    travels_alone = join.kind is PendingReductionKind.LOSS or join.is_sparse or join.merge is ReduceOp.ROWS
-    group = f" of {join.group.key}" if join.group.key else ""
-    return f"join {join.kind.value} {join.level} {join.depth}{f' {join.name}' if travels_alone else ''}{group}"
+    travels_alone = pending.kind is PendingReductionKind.LOSS or pending.is_sparse or pending.merge is ReduceOp.ROWS
+    group = f" of {pending.group.key}" if pending.group.key else ""
+    return (
+        f"join {pending.kind.value} {pending.level} {pending.depth}{f' {pending.name}' if travels_alone else ''}{group}"
+    )
 
 
 def find_execution_order(
-    graph_index: GraphIndex, joins: Iterable[PendingReduction], late: Mapping[str, int]
+    graph_index: GraphIndex, reductions: Iterable[PendingReduction], late: Mapping[str, int]
 ) -> ExecutionOrder | None:
     """Returns the order of a step, or None if two messages would wait for each other.
 
     Args:
         graph_index: of the replicated step, in which each reduction leads from its local tensors to its results.
-        joins: all pending reductions of the step.
+        reductions: all pending reductions of the step.
         late: the writes that come as late as possible, with their relative order.
     """
-    return _Walk(graph_index, joins, late).run()
+    return _Walk(graph_index, reductions, late).run()
 
 
-def settle_depths(graph_index: GraphIndex, joins: Sequence[PendingReduction]) -> tuple[PendingReduction, ...]:
+def settle_depths(graph_index: GraphIndex, reductions: Sequence[PendingReduction]) -> tuple[PendingReduction, ...]:
     """Returns the reductions with depths such that none shares a message with one that it waits for.
 
     The levels and depths of most steps already satisfy this. Control dependencies may order one part of the step after
     another. The depth of a reduction then becomes the length of the longest chain of reductions before it.
     """
-    if not joins or find_execution_order(graph_index, joins, {}) is not None:
-        return tuple(joins)
-    local_of = {node_of(t): join for join in joins for t in join.result}
+    if not reductions or find_execution_order(graph_index, reductions, {}) is not None:
+        return tuple(reductions)
+    local_of = {node_of(t): pending for pending in reductions for t in pending.result}
     before: dict[str, int] = {}
     depths: dict[str, int] = {}
     for name in graph_index.order:
         before[name] = max((before.get(source, 0) for source in graph_index.sources[name]), default=0)
         if name in local_of:
-            join = local_of[name]
-            depths[join.name] = max(before.get(source, 0) for source in _made_from(join))
-            before[name] = max(before[name], depths[join.name] + 1)
-    return tuple(replace(join, depth=depths[join.name]) for join in joins)
+            pending = local_of[name]
+            depths[pending.name] = max(before.get(source, 0) for source in _made_from(pending))
+            before[name] = max(before[name], depths[pending.name] + 1)
+    return tuple(replace(pending, depth=depths[pending.name]) for pending in reductions)
 
 
-def _made_from(join: PendingReduction) -> list[str]:
-    return [node_of(t) for t in (*join.local, *([join.weight] if join.weight else []))]
+def _made_from(pending: PendingReduction) -> list[str]:
+    return [node_of(t) for t in (*pending.local, *([pending.weight] if pending.weight else []))]
 
 
 @dataclass
@@ -98,7 +100,7 @@ class _Walk:
     """Builds the order: takes names whose sources are taken; nodes first, then messages, then late writes."""
 
     graph_index: GraphIndex
-    joins: Iterable[PendingReduction]
+    reductions: Iterable[PendingReduction]
     late: Mapping[str, int]
     names: list[str] = field(default_factory=list)
 
@@ -148,8 +150,8 @@ class _Walk:
     def _messages(self) -> dict[str, tuple[dict[str, None], dict[str, None]]]:
         """Maps each message to the nodes that it is computed from and the nodes that its results replace."""
         result: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-        for join in self.joins:
-            made_from, results = result.setdefault(message_of(join), ({}, {}))
-            made_from.update(dict.fromkeys(_made_from(join)))
-            results.update(dict.fromkeys(map(node_of, join.result)))
+        for pending in self.reductions:
+            made_from, results = result.setdefault(message_of(pending), ({}, {}))
+            made_from.update(dict.fromkeys(_made_from(pending)))
+            results.update(dict.fromkeys(map(node_of, pending.result)))
         return result

@@ -24,7 +24,7 @@ from autodist.graph.effects import NO_EFFECT, READS
 from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
-from autodist.graph.seeds import joined_calls, live_calls
+from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Mean, Propagation, Replicated, Sum, Unknown
@@ -105,8 +105,8 @@ def _may_have_both(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionD
 
 def _readers(step: CapturedStep) -> dict[str, list[str]]:
     """Maps each handle to the reads of its variable that differentiated tensors need, for reduced gradients."""
-    joined = joined_calls(step)
-    targets = [node_of(t) for k in live_calls(step) if k in joined for t in step.gradient_calls[k].targets]
+    reduced = reduced_calls(step)
+    targets = [node_of(t) for k in live_calls(step) if k in reduced for t in step.gradient_calls[k].targets]
     result: dict[str, list[str]] = {}
     for name in reach(targets, step.graph_index.data.__getitem__):
         if step.graph_index.nodes[name].op in READS:

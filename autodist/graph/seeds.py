@@ -42,7 +42,7 @@ class Undecided:
 
 
 def seed_weight(
-    step: CapturedStep, flows: Propagation, call: GradientCall, is_joined: bool
+    step: CapturedStep, flows: Propagation, call: GradientCall, is_reduced: bool
 ) -> Weight | Undecided | None:
     """Returns the weight that determines each replica's share as the seed; None if the seed is 1 on all.
 
@@ -50,14 +50,14 @@ def seed_weight(
         step: the step.
         flows: dependence of tensors on the batch; the seeds of earlier calls are declared.
         call: a call of `gradient` whose targets have one weight.
-        is_joined: True if its gradients are summed over the replicas.
+        is_reduced: True if its gradients are summed over the replicas.
     """
-    kinds = [loss_kind(step, flows, target) if is_joined else flows.kind(target) for target in call.targets]
+    kinds = [loss_kind(step, flows, target) if is_reduced else flows.kind(target) for target in call.targets]
     weights = {kind.weight for kind in kinds if isinstance(kind, Mean)}
     if all(isinstance(kind, Sum | PerExample) for kind in kinds):
         return None
     if all(isinstance(kind, Replicated) for kind in kinds):
-        return Examples() if is_joined else None  # equal values on all replicas have equal gradients
+        return Examples() if is_reduced else None  # equal values on all replicas have equal gradients
     if len(weights) == 1 and all(isinstance(kind, Mean | Replicated) for kind in kinds):
         return weights.pop()
     unknown = [(t, k.reason) for t, k in zip(call.targets, kinds, strict=True) if isinstance(k, Unknown)]
@@ -73,28 +73,28 @@ def live_calls(step: CapturedStep) -> list[int]:
 
 def varying_seeds(step: CapturedStep, flows: Propagation) -> list[str]:
     """Returns the seeds that differ between replicas, once the terms are settled."""
-    joined = joined_calls(step)
+    reduced = reduced_calls(step)
     result = []
     for k in live_calls(step):
         call = step.gradient_calls[k]
-        weight = None if call.terms else seed_weight(step, flows, call, k in joined)
-        if k in joined or call.terms or not (weight is None or isinstance(weight, Undecided)):
+        weight = None if call.terms else seed_weight(step, flows, call, k in reduced)
+        if k in reduced or call.terms or not (weight is None or isinstance(weight, Undecided)):
             result += _seeds_of(call, call.terms)
     return result
 
 
 def declare_seeds(step: CapturedStep, flows: GraphPropagation) -> None:
     """Declares the seeds to the propagation, in the order of the gradient calls."""
-    joined = joined_calls(step)
+    reduced = reduced_calls(step)
     for position, call in enumerate(step.gradient_calls):
         terms = call.terms if call.is_settled else find_terms(step, flows, call)
         for term in terms:
             _declare_term(step, flows, term)
         if terms:
             continue
-        weight = seed_weight(step, flows, call, position in joined)
+        weight = seed_weight(step, flows, call, position in reduced)
         if isinstance(weight, Undecided):
-            weight = Examples() if position in joined else None  # the assumption in this case
+            weight = Examples() if position in reduced else None  # the assumption in this case
         if weight is not None:
             flows.declare_share(call.seed, weight)
 
@@ -107,10 +107,10 @@ def _declare_term(step: CapturedStep, flows: GraphPropagation, term: Term) -> No
         flows.declare_share(term.seed, None)
 
 
-def joined_calls(step: CapturedStep) -> set[int]:
+def reduced_calls(step: CapturedStep) -> set[int]:
     """Returns the positions of the calls of `gradient` whose gradients are summed over the replicas."""
-    joined = {gradient.call for gradient in step.gradients}
-    return joined | calls_through_all_reduce(step, joined)
+    reduced = {gradient.call for gradient in step.gradients}
+    return reduced | calls_through_all_reduce(step, reduced)
 
 
 def calls_through_all_reduce(step: CapturedStep, but: Collection[int]) -> set[int]:

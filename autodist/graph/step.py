@@ -221,16 +221,16 @@ class ReplicatedStep(StepWithOwners):
             replica, since nothing is reduced.
         copies: maps a node that exists once per replica to (index of the local replica, captured name). The copies of
             the first replica keep their captured names.
-        joins: the reductions over replicas that no kernel has replaced yet.
-        joined_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
+        reductions: the reductions over replicas that no kernel has replaced yet.
+        reduced_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
         synchrony_of: maps a variable with an owner to its synchronization.
-        order: execution order of the step if an owner holds variables; computed while `joins` is complete.
+        order: execution order of the step if an owner holds variables; computed while `reductions` is complete.
     """
 
     stages: Stages = NO_STAGES
     copies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    joins: tuple[PendingReduction, ...] = ()
-    joined_gradients: frozenset[str] = frozenset()
+    reductions: tuple[PendingReduction, ...] = ()
+    reduced_gradients: frozenset[str] = frozenset()
     synchrony_of: Mapping[str, Synchrony] = field(default_factory=dict)
     order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
 
@@ -242,7 +242,7 @@ class ReplicatedStep(StepWithOwners):
     @cached_property
     def trained(self) -> dict[str, str]:
         """Maps each tensor that stands for a gradient to be reduced to its variable."""
-        return {t: j.variable for j in self.joins if j.variable is not None for t in j.result}
+        return {t: j.variable for j in self.reductions if j.variable is not None for t in j.result}
 
     def replica_of(self, node: str) -> tuple[int, str]:
         return self.copies.get(node, (0, node))

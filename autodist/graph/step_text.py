@@ -58,7 +58,10 @@ def text_of_notes(step: Step) -> str:
     if isinstance(step, CapturedStep):
         notes |= {"in-step all-reduces": map(_all_reduce, step.in_step_all_reduces)}
     if isinstance(step, ReplicatedStep):
-        notes |= {"pending reductions": map(_join, step.joins), "reduced gradients": sorted(step.joined_gradients)}
+        notes |= {
+            "pending reductions": map(_pending, step.reductions),
+            "reduced gradients": sorted(step.reduced_gradients),
+        }
     return _text(notes)
 
 
@@ -76,11 +79,11 @@ def _all_reduce(all_reduce: InStepAllReduce) -> str:
     return f"{all_reduce.node}{' of ' + all_reduce.of if all_reduce.of else ''}{how}"
 
 
-def _join(join: PendingReduction) -> str:
-    weight = f" / {join.weight}" if join.weight else ""
+def _pending(pending: PendingReduction) -> str:
+    weight = f" / {pending.weight}" if pending.weight else ""
     return (
-        f"{join.name}: {join.kind.name.lower()}, level {join.level}, depth {join.depth}, {join.merge.name.lower()} of "
-        f"{', '.join(join.local)}{weight} -> {', '.join(join.result)}"
+        f"{pending.name}: {pending.kind.name.lower()}, level {pending.level}, depth {pending.depth}, "
+        f"{pending.merge.name.lower()} of {', '.join(pending.local)}{weight} -> {', '.join(pending.result)}"
     )
 
 

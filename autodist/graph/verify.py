@@ -37,11 +37,11 @@ def verify(step: Step, before: Step | None = None) -> None:
         _find(graph.get_operation_by_name, use, name)
     for use, name in _tensors(step):
         _find(graph.get_tensor_by_name, use, tensor(name))
-    for join in _joins(step):
-        dtype = graph.get_tensor_by_name(tensor(join.local[-1])).dtype
-        if dtype != join.dtype:
+    for pending in _reductions(step):
+        dtype = graph.get_tensor_by_name(tensor(pending.local[-1])).dtype
+        if dtype != pending.dtype:
             raise RewriteError(
-                f"the reduction {join.name} is of {join.dtype.name}, but the replicas' values are of {dtype.name}"
+                f"the reduction {pending.name} is of {pending.dtype.name}, but the replicas' values are of {dtype.name}"
             )
     for name in step.graph_index.nodes if before is None else _affected(step, before):
         for made in graph.get_operation_by_name(name).outputs:
@@ -49,11 +49,11 @@ def verify(step: Step, before: Step | None = None) -> None:
 
 
 def _references(step: Step) -> object:
-    return [*_roots(step), *_tensors(step)], [*_joins(step)]
+    return [*_roots(step), *_tensors(step)], [*_reductions(step)]
 
 
-def _joins(step: Step) -> Sequence[PendingReduction]:
-    return step.joins if isinstance(step, ReplicatedStep) else ()
+def _reductions(step: Step) -> Sequence[PendingReduction]:
+    return step.reductions if isinstance(step, ReplicatedStep) else ()
 
 
 def _affected(step: Step, before: Step) -> Iterator[str]:
@@ -95,9 +95,9 @@ def _roots(step: Step) -> Iterator[tuple[str, str]]:
 def _tensors(step: Step) -> Iterator[tuple[str, str]]:
     yield from (("the input", name) for name in step.inputs)
     yield from (("the output", name) for name in step.outputs)
-    for join in _joins(step):
-        owner = f"of the reduction {join.name}"
-        yield from ((f"{owner} the local tensor", name) for name in join.local)
-        yield from ((f"{owner} the result", name) for name in join.result)
-        if join.weight is not None:
-            yield f"{owner} the weight", join.weight
+    for pending in _reductions(step):
+        owner = f"of the reduction {pending.name}"
+        yield from ((f"{owner} the local tensor", name) for name in pending.local)
+        yield from ((f"{owner} the result", name) for name in pending.result)
+        if pending.weight is not None:
+            yield f"{owner} the weight", pending.weight

@@ -17,8 +17,9 @@ Part = strategy_pb2.VariableNode | strategy_pb2.Shard
 """A message with a synchronizer: the node of an unpartitioned variable, or a shard."""
 
 KINDS: dict[str, type[Synchronizer]] = {
-    field.name: pkgutil.resolve_name(f"autodist.synchronizers.{field.name}:{field.message_type.name}")
+    field.name: pkgutil.resolve_name(f"autodist.synchronizers.{field.name}:{kind.name}")
     for field in strategy_pb2.VariableNode.DESCRIPTOR.oneofs_by_name["synchronizer"].fields
+    if (kind := field.message_type)
 }
 """The classes by their field: each is named after its message, and its file after the field."""
 

@@ -84,13 +84,13 @@ class _Updates:
         self.editor = self.results.editor
         self.effects = {n: e for n, e in step.graph_index.effects.items() if (e.reads | e.writes) & kept.keys()}
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
-        self.joins = [j for j in step.joins if j.variable and step.by_name[j.variable].handle in kept]
+        self.reductions = [j for j in step.reductions if j.variable and step.by_name[j.variable].handle in kept]
         self.means: dict[str, PendingReduction] = {}
 
     def run(self) -> ReplicatedStep:
         if self.context.computes:
-            for join in self.joins:
-                self._divide(join)
+            for pending in self.reductions:
+                self._divide(pending)
             locks = self._find_locks()
             self._place(locks)
             unlocked = self._lock_all(locks)
@@ -98,23 +98,23 @@ class _Updates:
         else:
             self._remove_writes()
         self._make_lock()
-        return self.results.to_step(self.joins)
+        return self.results.to_step(self.reductions)
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _divide(self, join: PendingReduction) -> None:
+    def _divide(self, pending: PendingReduction) -> None:
         """Replaces the sum of a gradient by the mean over this worker's own examples."""
-        with subgraph(self.editor, f"own_mean/{join.name}") as f:
-            if join.is_sparse:
-                made = rows_of(join, [own_rows(f, join)])
+        with subgraph(self.editor, f"own_mean/{pending.name}") as f:
+            if pending.is_sparse:
+                made = rows_of(pending, [own_rows(f, pending)])
             else:
-                made = [f.input(join.local[0], join.dtype, join.shape)]
-                for weight in weight_of(f, join):
-                    made = [tf.math.divide_no_nan(made[0], tf.cast(weight, join.dtype))]
+                made = [f.input(pending.local[0], pending.dtype, pending.shape)]
+                for weight in weight_of(f, pending):
+                    made = [tf.math.divide_no_nan(made[0], tf.cast(weight, pending.dtype))]
             made = [tf.identity(t) for t in made]
         names = [f.name(t) for t in made]
-        self.results.set_result(join, names)
-        self.means.update({node_of(name): join for name in names})
+        self.results.set_result(pending, names)
+        self.means.update({node_of(name): pending for name in names})
 
     def _remove_writes(self) -> None:
         """Removes the updates on a worker without replicas, which computes no gradients."""
@@ -146,7 +146,7 @@ class _Updates:
 
     def _gradient_ancestors(self, level: int) -> set[str]:
         """Returns the nodes that gradients up to an update round depend on; they cannot wait for these gradients."""
-        return self.editor.ancestors(name for name, join in self.means.items() if join.level <= level)
+        return self.editor.ancestors(name for name, pending in self.means.items() if pending.level <= level)
 
     def _is_at(self, effect: Effect, owner: int) -> bool:
         return any(self.kept.get(h) == owner for h in effect.reads | effect.writes)
@@ -202,8 +202,8 @@ class _Updates:
             if len(found) == 1:
                 self.editor[node.name].device = self._device(next(iter(found)))
 
-    def _owner_of(self, join: PendingReduction) -> int:
-        return self.kept[self.step.by_name[join.variable or ""].handle]
+    def _owner_of(self, pending: PendingReduction) -> int:
+        return self.kept[self.step.by_name[pending.variable or ""].handle]
 
     def _device(self, owner: int) -> str:
         return device_of(owner, self.context.workers, self.context.first_device(owner))
@@ -211,7 +211,7 @@ class _Updates:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _add_ticks(self, unlocked: Sequence[str]) -> None:
-        bounded = {j.variable: self.synchrony_of[j.variable].staleness for j in self.joins if j.variable}
+        bounded = {j.variable: self.synchrony_of[j.variable].staleness for j in self.reductions if j.variable}
         bounded = {name: staleness for name, staleness in bounded.items() if staleness}
         if not bounded:
             return

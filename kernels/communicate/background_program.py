@@ -42,10 +42,10 @@ class BackgroundProgram:
         editor: GraphEditor,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
-        joins: Sequence[PendingReduction],
+        reductions: Sequence[PendingReduction],
     ) -> None:
         self.step, self.context, self.editor, self.owner = step, context, editor, owner
-        self.touches, self.joins = effects, joins
+        self.touches, self.reductions = effects, reductions
         self.effects: list[str] = []
         self._replacements: dict[str, str] = {}
         self._copies: dict[str, str] = {}
@@ -66,7 +66,7 @@ class BackgroundProgram:
         self._capacity = ahead + 1
         part = WorkerPart.find(
             replace(self.step, outputs=(), targets=tuple(targets)),
-            self.context, self.touches, self.owner, self.joins,
+            self.context, self.touches, self.owner, self.reductions,
         )  # fmt: skip
         self._receive(part)
         readers = set(self.owner.values())

@@ -43,7 +43,7 @@ class BucketReduction:
 
     @property
     def gradients(self) -> Sequence[PendingReduction]:
-        return self.bucket.joins
+        return self.bucket.reductions
 
     @property
     def dtype(self) -> tf.DType:
@@ -82,10 +82,10 @@ class BucketReduction:
     @cached_property
     def _total_weight(self) -> tf.Tensor | None:
         """The sum of all workers' weights. It is available long before the gradients, so that nothing waits for it."""
-        join = self.bucket.joins[0]
-        if join.weight is None:
+        pending = self.bucket.reductions[0]
+        if pending.weight is None:
             return None
-        weight = self.f.input(join.weight, join.weight_dtype, [])
+        weight = self.f.input(pending.weight, pending.weight_dtype, [])
         if self.subgroups is not None:
             return ordered_sum([part[0] for part in self.subgroups.all_gather("weight", [weight], to_receivers=False)])
         self.exchange.broadcast("weight", [weight], self.computing)  # other workers sum nothing
@@ -135,10 +135,10 @@ class BucketReduction:
         return sums.at_once(vectors) if self.subgroups is None else sums.in_subgroups(self.subgroups, vectors)
 
     def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> PersistentBuffer:
-        joins = self.bucket.joins if gradient is None else (_join(gradient),)
+        reductions = self.bucket.reductions if gradient is None else (_join(gradient),)
         # Two models in one process may have variables of equal names; their names in the session differ.
-        owners = ";".join(self.stored_as[j.variable] for j in joins if j.variable is not None)
-        made = PersistentBuffer.make(f"compressors/{digest(f'{key_of(joins)} {owners}')}/{what}", initial)
+        owners = ";".join(self.stored_as[j.variable] for j in reductions if j.variable is not None)
+        made = PersistentBuffer.make(f"compressors/{digest(f'{key_of(reductions)} {owners}')}/{what}", initial)
         self.initializers[made.name] = made.initializer
         return made
 

@@ -25,24 +25,24 @@ class Bucket:
     They share group, dtype, weight, kind, update round and reduce op.
     """
 
-    joins: tuple[PendingReduction, ...]
+    reductions: tuple[PendingReduction, ...]
 
     @property
     def group(self) -> Group:
-        return self.joins[0].group
+        return self.reductions[0].group
 
     @property
     def dtype(self) -> tf.DType:
-        return self.joins[0].dtype
+        return self.reductions[0].dtype
 
     @property
     def weight(self) -> str | None:
-        return self.joins[0].weight
+        return self.reductions[0].weight
 
     @property
     def merge(self) -> ReduceOp:
         """The operation that merges the workers' vectors."""
-        return self.joins[0].merge
+        return self.reductions[0].merge
 
     @property
     def step(self) -> int:
@@ -52,7 +52,7 @@ class Bucket:
     @property
     def lengths(self) -> list[int]:
         """The number of elements of each reduction, with the padding that aligns the next one."""
-        return [-(-_elements(join) // self.step) * self.step for join in self.joins]
+        return [-(-_elements(pending) // self.step) * self.step for pending in self.reductions]
 
     @property
     def byte_size(self) -> int:
@@ -61,7 +61,7 @@ class Bucket:
     @property
     def key(self) -> str:
         """A key that is the same on all workers and in every program that reduces the same tensors."""
-        return key_of(self.joins)
+        return key_of(self.reductions)
 
     def pack(self, f: SubgraphBuilder, dtype: tf.DType | None = None, tail: Sequence[tf.Tensor] = ()) -> tf.Tensor:
         """Concatenates the local sums into one vector of `sum(lengths)` elements.
@@ -74,25 +74,25 @@ class Bucket:
         dtype = dtype or self.dtype
         flat: list[tf.Tensor] = []
         vector = tf.constant([-1])
-        like = [tf.TensorSpec(join.shape, join.dtype) for join in self.joins]
-        local = f.inputs_like([join.local[0] for join in self.joins], like)
-        for join, length, given in zip(self.joins, self.lengths, local, strict=True):
+        like = [tf.TensorSpec(pending.shape, pending.dtype) for pending in self.reductions]
+        local = f.inputs_like([pending.local[0] for pending in self.reductions], like)
+        for pending, length, given in zip(self.reductions, self.lengths, local, strict=True):
             value = tf.raw_ops.Reshape(tensor=given, shape=vector)
             value = tf.cast(value, dtype)
-            value.set_shape([_elements(join)])
+            value.set_shape([_elements(pending)])
             flat.append(value)
-            if length > _elements(join):
-                flat.append(tf.zeros([length - _elements(join)], dtype))
+            if length > _elements(pending):
+                flat.append(tf.zeros([length - _elements(pending)], dtype))
         flat += tail
         return tf.concat(flat, 0) if len(flat) > 1 else flat[0]
 
     def unpack(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Splits a vector made by `pack` into tensors, in the order of the reductions."""
-        pieces = tf.split(whole, self.lengths) if len(self.joins) > 1 else [whole]
+        pieces = tf.split(whole, self.lengths) if len(self.reductions) > 1 else [whole]
         found = []
-        for join, piece, length in zip(self.joins, pieces, self.lengths, strict=True):
-            value = piece[: _elements(join)] if length > _elements(join) else piece
-            found.append(tf.reshape(value, join.shape))
+        for pending, piece, length in zip(self.reductions, pieces, self.lengths, strict=True):
+            value = piece[: _elements(pending)] if length > _elements(pending) else piece
+            found.append(tf.reshape(value, pending.shape))
         return found
 
     def cut(self, count: int) -> list[int]:
@@ -105,16 +105,16 @@ class Bucket:
         return [(steps // count + (k < steps % count)) * self.step for k in range(count)]
 
 
-def _elements(join: PendingReduction) -> int:
-    return int(join.shape.num_elements())
+def _elements(pending: PendingReduction) -> int:
+    return int(pending.shape.num_elements())
 
 
-def key_of(joins: Iterable[PendingReduction]) -> str:
+def key_of(reductions: Iterable[PendingReduction]) -> str:
     """Returns a short name that is the same in all graphs that execute the same reductions."""
     description = ";".join(
         f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.index_dtype.name if j.index_dtype else False} "
         f"{j.weight_dtype} {j.merge.value} {j.depth}{f' {j.group.key}' if j.group.key else ''}"
-        for j in joins
+        for j in reductions
     )
     return digest(description)
 
@@ -125,7 +125,7 @@ def digest(text: str) -> str:
 
 
 def make_buckets(
-    joins: Sequence[PendingReduction], fusion_of: Callable[[PendingReduction], Hashable], limit: int = BUCKET_BYTES
+    reductions: Sequence[PendingReduction], fusion_of: Callable[[PendingReduction], Hashable], limit: int = BUCKET_BYTES
 ) -> list[Bucket]:
     """Packs dense reductions into buckets, the last first, as the backward pass computes them.
 
@@ -136,14 +136,15 @@ def make_buckets(
     closed: list[list[PendingReduction]] = []
     filling: dict[Hashable, list[PendingReduction]] = {}
     sizes: dict[Hashable, int] = {}
-    for join in reversed(joins):
-        alone = join.name if join.kind is PendingReductionKind.LOSS else None
+    for pending in reversed(reductions):
+        alone = pending.name if pending.kind is PendingReductionKind.LOSS else None
         key = (
-            join.group, fusion_of(join), join.dtype, join.weight, join.kind, join.level, join.merge, join.depth, alone,
+            pending.group, fusion_of(pending), pending.dtype, pending.weight, pending.kind, pending.level,
+            pending.merge, pending.depth, alone,
         )  # fmt: skip
-        size = _elements(join) * join.dtype.size
+        size = _elements(pending) * pending.dtype.size
         if key in filling and sizes[key] + size > limit:
             closed.append(filling.pop(key))
-        filling.setdefault(key, []).append(join)
+        filling.setdefault(key, []).append(pending)
         sizes[key] = size + (sizes[key] if len(filling[key]) > 1 else 0)
     return [Bucket(tuple(members)) for members in (*closed, *filling.values())]

@@ -86,11 +86,11 @@ class _Walk:
     ) -> None:
         self._step, self._effects, self._owner, self._private = step, effects, owner, private
         self._brought, self._every = brought, sum(1 << worker for worker in context.group.everyone)
-        self._outputs = step.outputs if context.joins_outputs else ()
+        self._outputs = step.outputs if context.reduces_outputs else ()
         self._runs: dict[str, Workers] = {}
         self._new: dict[str, Workers] = {}
         self._of_holder: dict[str, Workers] = {}
-        self._of_join: dict[str, Workers] = {}
+        self._of_reduction: dict[str, Workers] = {}
 
     def run(self) -> NodeAssignment:
         for output in self._outputs:
@@ -106,11 +106,11 @@ class _Walk:
 
     def _tensors(self) -> list[tuple[str, int, frozenset[int]]]:
         found = []
-        for name in sorted(self._of_holder.keys() | self._of_join.keys()):
-            of_join = self._of_join.get(name, 0)
-            of_holder = self._of_holder.get(name, 0) & ~of_join
-            if of_join:
-                found.append((name, self._brought[name], _members(of_join)))
+        for name in sorted(self._of_holder.keys() | self._of_reduction.keys()):
+            of_reduction = self._of_reduction.get(name, 0)
+            of_holder = self._of_holder.get(name, 0) & ~of_reduction
+            if of_reduction:
+                found.append((name, self._brought[name], _members(of_reduction)))
             if of_holder:
                 found.append((name, next(iter(self._private[node_of(name)])), _members(of_holder)))
         return found
@@ -121,7 +121,7 @@ class _Walk:
             source, need = node_of(i), workers
             if not is_control(i) and tensor(i) in self._brought:
                 far = need & ~_bit(self._brought[tensor(i)])
-                self._request(self._of_join, tensor(i), far)
+                self._request(self._of_reduction, tensor(i), far)
                 need &= ~far
             others = need & self._others(source) & ~self._writers(source)
             if not is_control(i):

@@ -66,14 +66,14 @@ class _Servers:
         self.results = Results(step)
         self.editor = self.results.editor
         self.effects = step.graph_index.effects
-        self.joins = [j for j in step.joins if j.variable and step.by_name[j.variable].handle in self.owner]
+        self.reductions = [j for j in step.reductions if j.variable and step.by_name[j.variable].handle in self.owner]
         assert step.order is not None, "set by SetSyncMode"
         self.order = step.order
-        self.versions = Versions(step, self.owner, self.joins, context)
+        self.versions = Versions(step, self.owner, self.reductions, context)
 
     def run(self) -> ReplicatedStep:
         self._send_gradients()
-        part = WorkerPart.find(self.step, self.context, self.effects, self.owner, self.joins)
+        part = WorkerPart.find(self.step, self.context, self.effects, self.owner, self.reductions)
         acknowledgements = self.versions.acknowledgements(part.runs)
         self._require_same_outputs(part)
         part.exchange_boundary(self.results, self.context)
@@ -83,11 +83,11 @@ class _Servers:
         )
         part.drop_control(self.editor)
         self.editor.drop_targets(filter(part.is_others, self.editor.targets))
-        return self.results.to_step(self.joins)
+        return self.results.to_step(self.reductions)
 
     def _require_same_outputs(self, part: WorkerPart) -> None:
         """Refuses fetches that need tensors of other workers: workers of a session may fetch different outputs."""
-        if self.context.joins_outputs:
+        if self.context.reduces_outputs:
             return
         for name in self.step.outputs:
             node = node_of(name)
@@ -101,42 +101,42 @@ class _Servers:
     # -- gradients -------------------------------------------------------------------------------------------------
 
     def _send_gradients(self) -> None:
-        dense = [j for j in self.joins if not j.is_sparse]
+        dense = [j for j in self.reductions if not j.is_sparse]
         for bucket in make_buckets(dense, self._owner_of, PACK_BYTES):
-            self._send_bucket(bucket, self._owner_of(bucket.joins[0]))
-        for join in self.joins:
-            if join.is_sparse:
-                self._send_rows(join, self._owner_of(join))
+            self._send_bucket(bucket, self._owner_of(bucket.reductions[0]))
+        for pending in self.reductions:
+            if pending.is_sparse:
+                self._send_rows(pending, self._owner_of(pending))
 
-    def _owner_of(self, join: PendingReduction) -> int:
-        """Returns the owner of the variable that a reduction belongs to; each of `joins` belongs to one."""
-        return self.step.owners[join.variable or ""]
+    def _owner_of(self, pending: PendingReduction) -> int:
+        """Returns the owner of the variable that a reduction belongs to; each of `reductions` belongs to one."""
+        return self.step.owners[pending.variable or ""]
 
     def _send_bucket(self, bucket: Bucket, owner: int) -> None:
-        reads = self._reads_before_push(bucket.joins)
+        reads = self._reads_before_push(bucket.reductions)
         with subgraph(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, bucket.key, bucket.group)
-            part = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
+            part = [bucket.pack(f), *weight_of(f, bucket.reductions[0])]
             parts = exchange.gather(owner, "gradient", part, reads)
             values = bucket.unpack(reduce_to_mean(parts)) if parts else []
-        for join, value in zip(bucket.joins, values, strict=False):
-            self.results.set_result(join, [f.name(value)])
+        for pending, value in zip(bucket.reductions, values, strict=False):
+            self.results.set_result(pending, [f.name(value)])
         self.editor.run(exchange.effects)
 
-    def _send_rows(self, join: PendingReduction, owner: int) -> None:
-        key = key_of([join])
-        reads = self._reads_before_push([join])
+    def _send_rows(self, pending: PendingReduction, owner: int) -> None:
+        key = key_of([pending])
+        reads = self._reads_before_push([pending])
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, key, join.group)
-            parts = exchange.gather(owner, "gradient", own_rows(f, join), reads)
-            rows = rows_of(join, parts) if parts else []
+            exchange = Communicator(f, self.context, key, pending.group)
+            parts = exchange.gather(owner, "gradient", own_rows(f, pending), reads)
+            rows = rows_of(pending, parts) if parts else []
         if rows:
-            self.results.set_result(join, [f.name(t) for t in rows])
+            self.results.set_result(pending, [f.name(t) for t in rows])
         self.editor.run(exchange.effects)
 
-    def _reads_before_push(self, joins: Iterable[PendingReduction]) -> list[str]:
+    def _reads_before_push(self, reductions: Iterable[PendingReduction]) -> list[str]:
         """Returns this worker's reads that must not see the updates made by its gradients."""
-        return after_loops(self.step.graph_index, self.versions.reads_before(joins))
+        return after_loops(self.step.graph_index, self.versions.reads_before(reductions))
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class _Servers:
         """Makes each write at the owner wait until all workers have read the previous version (`versions`)."""
         for name, gradients in self.versions.gradients_before.items():
             if self._owns_written(name):
-                arrived = [node_of(self.results.now(t)) for join in gradients for t in join.result]
+                arrived = [node_of(self.results.now(t)) for pending in gradients for t in pending.result]
                 self.editor.add_control(name, arrived)
         for message in acknowledgements:
             if self.context.worker in (message.owner, message.reader):

@@ -60,7 +60,7 @@ class _CachedCopies:
         self._step, self._context, self._stages = step, context, step.stages
         self.editor = StepEditor(step)
         self._effects = step.graph_index.effects
-        local = [t for join in step.joins for t in join.local]
+        local = [t for pending in step.reductions for t in pending.local]
         self._compute = self.editor.ancestors([*local, *step.outputs], control=False) - step.stages.once
 
     def read_cached_copy(self, variable: Variable) -> None:

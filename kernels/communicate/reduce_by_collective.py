@@ -63,19 +63,19 @@ class ReduceByCollective(Kernel[ReplicatedStep, ReplicatedStep]):
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         plan = context.plan
-        joins = step.joins
-        if plan.collective is None or not joins:
+        reductions = step.reductions
+        if plan.collective is None or not reductions:
             return step
-        _require_types_that_travel(joins, plan.collective)
+        _require_types_that_travel(reductions, plan.collective)
         results = Results(step)
         collectives = _Collectives(context, plan.collective)
-        dense = [join for join in joins if not join.is_sparse]
+        dense = [pending for pending in reductions if not pending.is_sparse]
         buckets = make_buckets(dense, plan.fusion_group, self.bucket_bytes)
-        rows = [join for join in joins if join.is_sparse]
+        rows = [pending for pending in reductions if pending.is_sparse]
         # Reductions of a later round depend on those of earlier rounds, and the reductions that a seed waits for
         # precede those computed from it, in seed order; the single order of NCCL has to agree with that.
-        position = {join.name: k for k, join in enumerate(joins)}
-        order = find_execution_order(step.graph_index, joins, {})
+        position = {pending.name: k for k, pending in enumerate(reductions)}
+        order = find_execution_order(step.graph_index, reductions, {})
         assert order is not None, "the reductions form no cycle"
         rounds = order.rounds()
         everything: list[Bucket | PendingReduction] = [*buckets, *rows]
@@ -85,22 +85,22 @@ class ReduceByCollective(Kernel[ReplicatedStep, ReplicatedStep]):
             else:
                 _gather_rows(results, work, collectives)
         results.editor.run(collectives.effects)
-        return results.to_step(joins)
+        return results.to_step(reductions)
 
 
 def _order(
     work: Bucket | PendingReduction, rounds: Mapping[str, int], position: Mapping[str, int]
 ) -> tuple[int, int, bool, int, int]:
-    join = work.joins[0] if isinstance(work, Bucket) else work
-    is_late = join.kind not in (PendingReductionKind.LOSS, PendingReductionKind.WHOLE)
-    return rounds[message_of(join)], join.level, is_late, join.depth, 0 if is_late else position[join.name]
+    pending = work.reductions[0] if isinstance(work, Bucket) else work
+    is_late = pending.kind not in (PendingReductionKind.LOSS, PendingReductionKind.WHOLE)
+    return rounds[message_of(pending)], pending.level, is_late, pending.depth, 0 if is_late else position[pending.name]
 
 
-def _require_types_that_travel(joins: Sequence[PendingReduction], spec: str) -> None:
-    for join in joins:
-        if join.dtype not in _CARRIERS:
+def _require_types_that_travel(reductions: Sequence[PendingReduction], spec: str) -> None:
+    for pending in reductions:
+        if pending.dtype not in _CARRIERS:
             raise StrategyError(
-                f"{join.name} has dtype {join.dtype.name}, which TensorFlow's collectives cannot send to other "
+                f"{pending.name} has dtype {pending.dtype.name}, which TensorFlow's collectives cannot send to other "
                 f"workers. Set all_reduce_spec: SHUFFLE instead of {spec}."
             )
 
@@ -183,18 +183,18 @@ def _group_key(group: Group) -> int:
 def _reduce_bucket(results: Results, bucket: Bucket, collectives: _Collectives) -> None:
     length = sum(bucket.lengths)
     if length == 0:  # an empty collective crashes the process
-        for join in bucket.joins:
-            results.set_result(join, join.local)
+        for pending in bucket.reductions:
+            results.set_result(pending, pending.local)
         return
     carrier = _CARRIERS[bucket.dtype]
     with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(collectives.device):
-        weight = [tf.reshape(tf.cast(w, carrier), [1]) for w in weight_of(f, bucket.joins[0])]
+        weight = [tf.reshape(tf.cast(w, carrier), [1]) for w in weight_of(f, bucket.reductions[0])]
         total = _merged(f, collectives, bucket, bucket.pack(f, carrier, weight))
         if weight:
             total = tf.math.divide_no_nan(total[:length], total[length])
         values = bucket.unpack(tf.cast(total, bucket.dtype))
-    for join, value in zip(bucket.joins, values, strict=True):
-        results.set_result(join, [f.name(value)])
+    for pending, value in zip(bucket.reductions, values, strict=True):
+        results.set_result(pending, [f.name(value)])
 
 
 def _merged(f: SubgraphBuilder, collectives: _Collectives, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
@@ -206,13 +206,13 @@ def _merged(f: SubgraphBuilder, collectives: _Collectives, bucket: Bucket, vecto
     return reduce_values(tf.unstack(tf.reshape(whole, [len(bucket.group.workers), sum(bucket.lengths)])), bucket.merge)
 
 
-def _gather_rows(results: Results, join: PendingReduction, collectives: _Collectives) -> None:
-    key, group = key_of([join]), join.group
+def _gather_rows(results: Results, pending: PendingReduction, collectives: _Collectives) -> None:
+    key, group = key_of([pending]), pending.group
     with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(collectives.device):
-        ids = f.input(join.local[0], join.index_dtype, [None])
-        values = f.input(join.local[1], join.dtype, join.shape)
+        ids = f.input(pending.local[0], pending.index_dtype, [None])
+        values = f.input(pending.local[1], pending.dtype, pending.shape)
         # The number of rows and the weight are sent together; both are exact in float64.
-        counts = [tf.cast(x, tf.float64) for x in (tf.size(ids, out_type=tf.int64), *weight_of(f, join))]
+        counts = [tf.cast(x, tf.float64) for x in (tf.size(ids, out_type=tf.int64), *weight_of(f, pending))]
         gathered = tf.reshape(
             collectives.gather(f, group, tf.stack(counts), collectives.key(f"{key}/sizes/{len(counts)}")),
             [len(group.workers), len(counts)],
@@ -220,13 +220,13 @@ def _gather_rows(results: Results, join: PendingReduction, collectives: _Collect
         sizes = tf.unstack(tf.cast(gathered[:, 0], tf.int64))
         all_ids = _gather_padded(f, collectives, group, f"{key}/indices", ids, sizes)
         all_values = _gather_padded(f, collectives, group, f"{key}/values", values, sizes)
-        whole_ids, whole_values = join_rows(join.row_join, join.aligned, all_ids, all_values)
-        if join.weight is not None:
+        whole_ids, whole_values = join_rows(pending.row_join, pending.aligned, all_ids, all_values)
+        if pending.weight is not None:
             # Not add_n: it starts with any input whose memory it can reuse, so its order differs between workers.
             total = tf.reduce_sum(gathered[:, 1])
-            whole_values = tf.math.divide_no_nan(whole_values, tf.cast(total, join.dtype))
-        whole_values.set_shape(join.shape)
-    results.set_result(join, [f.name(whole_ids), f.name(whole_values)])
+            whole_values = tf.math.divide_no_nan(whole_values, tf.cast(total, pending.dtype))
+        whole_values.set_shape(pending.shape)
+    results.set_result(pending, [f.name(whole_ids), f.name(whole_values)])
 
 
 def _gather_padded(

@@ -68,12 +68,12 @@ class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         plan = context.plan
-        joins = [join for join in step.joins if plan.uses_shuffle(join)]
-        if not joins:
+        reductions = [pending for pending in step.reductions if plan.uses_shuffle(pending)]
+        if not reductions:
             return step
         results = Results(step)
         stored_as = _names_in_session(step)
-        plain, compressed = self._buckets(joins, context)
+        plain, compressed = self._buckets(reductions, context)
         fused, single = find_fused_buckets(step, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
         for buckets in fused:
             _reduce_together(results, buckets, context)
@@ -81,36 +81,36 @@ class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
             _reduce_bucket(results, bucket, context)
         for bucket, compressor in compressed:
             _compress_bucket(results, bucket, compressor, stored_as, context)
-        for join in joins:
-            if join.is_sparse:
-                _gather_rows(results, join, context)
-            elif join.merge is ReduceOp.ROWS:
-                _concatenate_rows(results, join, context)
-        return results.to_step(joins)
+        for pending in reductions:
+            if pending.is_sparse:
+                _gather_rows(results, pending, context)
+            elif pending.merge is ReduceOp.ROWS:
+                _concatenate_rows(results, pending, context)
+        return results.to_step(reductions)
 
     def _buckets(
-        self, joins: Iterable[PendingReduction], context: Context
+        self, reductions: Iterable[PendingReduction], context: Context
     ) -> tuple[list[Bucket], list[tuple[Bucket, Compressor]]]:
         """Returns the buckets to sum directly, and those that compressors sum."""
         plan = context.plan
-        compressors = {join.name: compressor_of(plan, join) for join in joins}
+        compressors = {pending.name: compressor_of(plan, pending) for pending in reductions}
 
-        def fusion_of(join: PendingReduction) -> Hashable:
-            return plan.fusion_group(join), compressors[join.name], context.subgroups(join) is not None
+        def fusion_of(pending: PendingReduction) -> Hashable:
+            return plan.fusion_group(pending), compressors[pending.name], context.subgroups(pending) is not None
 
-        dense = [join for join in joins if not join.is_sparse and join.merge is not ReduceOp.ROWS]
-        plain = [join for join in dense if compressors[join.name] is None]
-        at_once = [join for join in plain if context.subgroups(join) is None]
-        in_subgroups = [join for join in plain if context.subgroups(join) is not None]
+        dense = [pending for pending in reductions if not pending.is_sparse and pending.merge is not ReduceOp.ROWS]
+        plain = [pending for pending in dense if compressors[pending.name] is None]
+        at_once = [pending for pending in plain if context.subgroups(pending) is None]
+        in_subgroups = [pending for pending in plain if context.subgroups(pending) is not None]
         buckets = [*self._fuse(at_once, plan, EVENLY_CUT), *self._fuse(in_subgroups, plan, EVENLY_CUT_IN_SUBGROUPS)]
         left = make_buckets([j for j in dense if compressors[j.name]], fusion_of, self.bucket_bytes)
-        return buckets, [(b, c) for b in left if (c := compressors[b.joins[0].name])]
+        return buckets, [(b, c) for b in left if (c := compressors[b.reductions[0].name])]
 
-    def _fuse(self, joins: Iterable[PendingReduction], plan: Plan, evenly_cut: int) -> Iterator[Bucket]:
+    def _fuse(self, reductions: Iterable[PendingReduction], plan: Plan, evenly_cut: int) -> Iterator[Bucket]:
         """Yields buckets whose size grows with the number of workers of their group."""
         by_group: dict[Group, list[PendingReduction]] = {}
-        for join in joins:
-            by_group.setdefault(join.group, []).append(join)
+        for pending in reductions:
+            by_group.setdefault(pending.group, []).append(pending)
         for group, alike in by_group.items():
             limit = self.bucket_bytes * max(len(group.workers), evenly_cut) // evenly_cut
             yield from make_buckets(alike, plan.fusion_group, limit)
@@ -119,13 +119,16 @@ class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
 def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
     with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, bucket.key, bucket.group)
-        mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
-        algorithm, transfers = AllReduceAlgorithm(exchange, bucket, DIRECT_BYTES), _subgroups(exchange, bucket.joins[0])
+        mine = [bucket.pack(f), *weight_of(f, bucket.reductions[0])]
+        algorithm, transfers = (
+            AllReduceAlgorithm(exchange, bucket, DIRECT_BYTES),
+            _subgroups(exchange, bucket.reductions[0]),
+        )
         values = bucket.unpack(
             algorithm.at_once(mine) if transfers is None else algorithm.in_subgroups(transfers, mine)
         )
-    for join, value in zip(bucket.joins, values, strict=True):
-        results.set_result(join, [f.name(value)])
+    for pending, value in zip(bucket.reductions, values, strict=True):
+        results.set_result(pending, [f.name(value)])
     results.editor.run(exchange.effects)
 
 
@@ -134,14 +137,14 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
     key = digest(";".join(bucket.key for bucket in buckets))
     with subgraph(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key, buckets[0].group)
-        transfers = _subgroups(exchange, buckets[0].joins[0])
+        transfers = _subgroups(exchange, buckets[0].reductions[0])
         assert transfers is not None, "only subgroups fuse buckets"
-        mine = [[bucket.pack(f), *weight_of(f, bucket.joins[0])] for bucket in buckets]
+        mine = [[bucket.pack(f), *weight_of(f, bucket.reductions[0])] for bucket in buckets]
         wholes = all_reduce_fused(transfers, buckets, mine)
         values = [bucket.unpack(whole) for bucket, whole in zip(buckets, wholes, strict=True)]
     for bucket, tensors in zip(buckets, values, strict=True):
-        for join, value in zip(bucket.joins, tensors, strict=True):
-            results.set_result(join, [f.name(value)])
+        for pending, value in zip(bucket.reductions, tensors, strict=True):
+            results.set_result(pending, [f.name(value)])
     results.editor.run(exchange.effects)
 
 
@@ -150,11 +153,11 @@ def _compress_bucket(
 ) -> None:
     with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, bucket.key, bucket.group)
-        reduction = BucketReduction(f, bucket, exchange, stored_as, _subgroups(exchange, bucket.joins[0]))
+        reduction = BucketReduction(f, bucket, exchange, stored_as, _subgroups(exchange, bucket.reductions[0]))
         values = compressor.add_up(reduction)
         reduction.finish(values)
-    for join, value in zip(bucket.joins, values, strict=True):
-        results.set_result(join, [f.name(value)])
+    for pending, value in zip(bucket.reductions, values, strict=True):
+        results.set_result(pending, [f.name(value)])
     results.editor.run(exchange.effects)
     results.editor.initialize({name: f.name(op) for name, op in reduction.initializers.items()})
 
@@ -165,68 +168,68 @@ def _names_in_session(step: ReplicatedStep) -> dict[str, str]:
     return {v.name: stored[v.handle] for v in step.variables if v.handle in stored}
 
 
-def _subgroups(exchange: Communicator, join: PendingReduction) -> SubgroupTransfers | None:
+def _subgroups(exchange: Communicator, pending: PendingReduction) -> SubgroupTransfers | None:
     """Returns the transfers of a reduction over subgroups, or None if its group reduces it at once."""
-    subgroups = exchange.context.subgroups(join)
+    subgroups = exchange.context.subgroups(pending)
     return None if subgroups is None else SubgroupTransfers(exchange, subgroups)
 
 
-def _gathered(exchange: Communicator, join: PendingReduction, part: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+def _gathered(exchange: Communicator, pending: PendingReduction, part: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
     """Returns the part of each worker of a reduction's group, in rank order."""
-    return (_subgroups(exchange, join) or exchange).all_gather("rows", part)
+    return (_subgroups(exchange, pending) or exchange).all_gather("rows", part)
 
 
-def weight_of(f: SubgraphBuilder, join: PendingReduction) -> list[tf.Tensor]:
+def weight_of(f: SubgraphBuilder, pending: PendingReduction) -> list[tf.Tensor]:
     """Returns the weight that is sent with a reduction, if it has one."""
-    return [] if join.weight is None else [f.input(join.weight, join.weight_dtype, [])]
+    return [] if pending.weight is None else [f.input(pending.weight, pending.weight_dtype, [])]
 
 
-def own_rows(f: SubgraphBuilder, join: PendingReduction) -> list[tf.Tensor]:
+def own_rows(f: SubgraphBuilder, pending: PendingReduction) -> list[tf.Tensor]:
     """Returns this worker's part of a sparse reduction: indices, values and the weight, if it has one."""
-    ids = f.input(join.local[0], join.index_dtype, [None])
-    return [ids, f.input(join.local[1], join.dtype, join.shape), *weight_of(f, join)]
+    ids = f.input(pending.local[0], pending.index_dtype, [None])
+    return [ids, f.input(pending.local[1], pending.dtype, pending.shape), *weight_of(f, pending)]
 
 
-def rows_of(join: PendingReduction, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+def rows_of(pending: PendingReduction, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     """Returns the indices and values of all parts; the values are divided by the sum of the weights, if any."""
-    ids, values = join_rows(join.row_join, join.aligned, [p[0] for p in parts], [p[1] for p in parts])
+    ids, values = join_rows(pending.row_join, pending.aligned, [p[0] for p in parts], [p[1] for p in parts])
     if len(parts[0]) == 3:
         values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), values.dtype))
     return [ids, values]
 
 
-def _gather_rows(results: Results, join: PendingReduction, context: Context) -> None:
-    key = key_of([join])
+def _gather_rows(results: Results, pending: PendingReduction, context: Context) -> None:
+    key = key_of([pending])
     with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key, join.group)
-        rows = rows_of(join, _gathered(exchange, join, own_rows(f, join)))
-    results.set_result(join, [f.name(t) for t in rows])
+        exchange = Communicator(f, context, key, pending.group)
+        rows = rows_of(pending, _gathered(exchange, pending, own_rows(f, pending)))
+    results.set_result(pending, [f.name(t) for t in rows])
     results.editor.run(exchange.effects)
 
 
-def _concatenate_rows(results: Results, join: PendingReduction, context: Context) -> None:
-    key = key_of([join])
+def _concatenate_rows(results: Results, pending: PendingReduction, context: Context) -> None:
+    key = key_of([pending])
     with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key, join.group)
-        parts = _gathered(exchange, join, [f.input(join.local[0], join.dtype, join.shape)])
-        whole = tf.concat([rows for (rows,) in parts], join.axis)
-    results.set_result(join, [f.name(whole)])
+        exchange = Communicator(f, context, key, pending.group)
+        parts = _gathered(exchange, pending, [f.input(pending.local[0], pending.dtype, pending.shape)])
+        whole = tf.concat([rows for (rows,) in parts], pending.axis)
+    results.set_result(pending, [f.name(whole)])
     results.editor.run(exchange.effects)
 
 
-def compressor_of(plan: Plan, join: PendingReduction) -> Compressor | None:
+def compressor_of(plan: Plan, pending: PendingReduction) -> Compressor | None:
     """Returns the compressor of a reduction, or None if it is sent uncompressed.
 
     Raises:
         StrategyError: the strategy names a compressor that does not support this gradient.
     """
-    compressor = plan.compressor(join)
+    compressor = plan.compressor(pending)
     if compressor == NO_COMPRESSOR:
         return None
-    problem = compressor.misfit(str(join.variable), join.is_sparse, join.dtype.name, join.dtype.is_floating)
+    problem = compressor.misfit(str(pending.variable), pending.is_sparse, pending.dtype.name, pending.dtype.is_floating)
     if problem is not None:
         raise StrategyError(problem)
-    return compressor if compressor.saves_bytes(Dense.of(join)) else None
+    return compressor if compressor.saves_bytes(Dense.of(pending)) else None
 
 
 def find_fused_buckets(
@@ -246,10 +249,10 @@ def find_fused_buckets(
         context: the worker for which the step is rewritten.
         most_bytes: size up to which a bucket may be fused.
     """
-    small = [b for b in buckets if b.byte_size <= most_bytes and context.subgroups(b.joins[0])]
+    small = [b for b in buckets if b.byte_size <= most_bytes and context.subgroups(b.reductions[0])]
     if len(small) < 2 or step.synchrony_of:
         return [], list(buckets)
-    ranks = _ranks(step, step.joins, [*buckets, *others])
+    ranks = _ranks(step, step.reductions, [*buckets, *others])
     alike: dict[tuple[Group, int], list[Bucket]] = {}
     for bucket in small:
         alike.setdefault((bucket.group, ranks[id(bucket)]), []).append(bucket)
@@ -258,35 +261,35 @@ def find_fused_buckets(
     return fused, [bucket for bucket in buckets if id(bucket) not in taken]
 
 
-def _ranks(step: ReplicatedStep, joins: Iterable[PendingReduction], buckets: Sequence[Bucket]) -> dict[int, int]:
+def _ranks(step: ReplicatedStep, reductions: Iterable[PendingReduction], buckets: Sequence[Bucket]) -> dict[int, int]:
     """Maps the `id` of each bucket to the longest chain of reductions and fused buckets before it."""
-    bucket_of = {t: id(bucket) for bucket in buckets for join in bucket.joins for t in join.result}
-    joined = {t for join in joins for t in join.result}
+    bucket_of = {t: id(bucket) for bucket in buckets for pending in bucket.reductions for t in pending.result}
+    reduced = {t for pending in reductions for t in pending.result}
     ranks = {id(bucket): 0 for bucket in buckets}
     while True:  # a bucket's sums exist once all its members are computed: each iteration settles one more rank
-        before = _before(step, {t: ranks[bucket_of[t]] if t in bucket_of else 0 for t in joined})
+        before = _before(step, {t: ranks[bucket_of[t]] if t in bucket_of else 0 for t in reduced})
         found = {id(bucket): max(before[node_of(t)] for t in _local(bucket)) for bucket in buckets}
         if found == ranks:
             return ranks
         ranks = found
 
 
-def _before(step: ReplicatedStep, joined: Mapping[str, int]) -> dict[str, int]:
-    """Maps each node to 1 + the rank of its last sum; `joined` has lower bounds of the ranks, by tensor."""
+def _before(step: ReplicatedStep, reduced: Mapping[str, int]) -> dict[str, int]:
+    """Maps each node to 1 + the rank of its last sum; `reduced` has lower bounds of the ranks, by tensor."""
     found: dict[str, int] = {}
     for name in step.graph_index.order:
         rank = 0
         for i in step.graph_index.nodes[name].input:
             before = found.get(node_of(i), 0)
-            if not is_control(i) and tensor(i) in joined:
-                before = max(before, joined[tensor(i)]) + 1
+            if not is_control(i) and tensor(i) in reduced:
+                before = max(before, reduced[tensor(i)]) + 1
             rank = max(rank, before)
         found[name] = rank
     return found
 
 
 def _local(bucket: Bucket) -> Iterable[str]:
-    for join in bucket.joins:
-        yield from join.local
-        if join.weight is not None:
-            yield join.weight
+    for pending in bucket.reductions:
+        yield from pending.local
+        if pending.weight is not None:
+            yield pending.weight

@@ -25,9 +25,9 @@ class Results:
         self._step = step
         self._replacements: dict[str, str] = {}
 
-    def set_result(self, join: PendingReduction, tensors: Sequence[str]) -> None:
+    def set_result(self, pending: PendingReduction, tensors: Sequence[str]) -> None:
         """Replaces the local result of a reduction by `tensors`, which hold the sum over all workers."""
-        for old, new in zip(join.result, tensors, strict=True):
+        for old, new in zip(pending.result, tensors, strict=True):
             self.replace(old, new)
 
     def replace(self, old: str, new: str, consumers: Iterable[str] | None = None) -> None:
@@ -40,8 +40,8 @@ class Results:
         """Returns the tensor that replaced a reduction's local result, or `name` itself."""
         return self._replacements.get(name, name)
 
-    def to_step(self, joins: Collection[PendingReduction], **changes: Any) -> ReplicatedStep:
-        """Returns the step without the pending reductions `joins`, with `changes` to its other fields."""
-        done = {id(join) for join in joins}  # comparing them by value would cost joins × joins
-        left = tuple(join for join in self._step.joins if id(join) not in done)
-        return self.editor.to_step(joins=left, **changes)
+    def to_step(self, reductions: Collection[PendingReduction], **changes: Any) -> ReplicatedStep:
+        """Returns the step without the pending reductions `reductions`, with `changes` to its other fields."""
+        done = {id(pending) for pending in reductions}  # comparing them by value would cost reductions²
+        left = tuple(pending for pending in self._step.reductions if id(pending) not in done)
+        return self.editor.to_step(reductions=left, **changes)

@@ -24,7 +24,7 @@ from autodist.kernels.place.synchrony import (
     require_written_by_updates,
     runs_freely,
 )
-from autodist.kernels.replicate.joins import EVEN_PARTS, SOME_EXAMPLES
+from autodist.kernels.replicate.reductions import EVEN_PARTS, SOME_EXAMPLES
 from autodist.placement.synchrony import Synchrony, SyncMode
 
 log = logging.getLogger("autodist")
@@ -61,27 +61,27 @@ def _order_of(step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> Ex
     writes = [name for name, effect in step.graph_index.effects.items() if effect.writes & handles]
     captured = step.stages.order
     writes.sort(key=lambda name: (captured.get(name, len(captured)), name))
-    order = find_execution_order(step.graph_index, step.joins, {name: k for k, name in enumerate(writes)})
+    order = find_execution_order(step.graph_index, step.reductions, {name: k for k, name in enumerate(writes)})
     if order is None:
         raise RewriteError("the pending reductions of the step depend on each other in a cycle")
     return order
 
 
 def _keep_state_local(step: ReplicatedStep, context: Context) -> ReplicatedStep:
-    local = [join for join in step.joins if join.kind is not PendingReductionKind.GRADIENT]
+    local = [pending for pending in step.reductions if pending.kind is not PendingReductionKind.GRADIENT]
     _require_no_boundary(local, step.synchrony_of)
     _require_one_weight(local, step.synchrony_of)
     _require_no_sum(local)
     if local and context.worker == 0:
         _log_local_state()
     results = Results(step)
-    for join in local:
-        if join.name == EVEN_PARTS:
-            _check_local_parts_alone(results, join, context)
-        elif join.name == SOME_EXAMPLES:
-            _assume_examples(results, join)
+    for pending in local:
+        if pending.name == EVEN_PARTS:
+            _check_local_parts_alone(results, pending, context)
+        elif pending.name == SOME_EXAMPLES:
+            _assume_examples(results, pending)
         elif not context.computes:
-            _return_zero(results, join, step.outputs)
+            _return_zero(results, pending, step.outputs)
     even = step.even_parts and replace(step.even_parts, is_own=True)
     return results.to_step(local, even_parts=even)
 
@@ -90,8 +90,8 @@ def _stale_variables(synchrony_of: Mapping[str, Synchrony]) -> list[str]:
     return sorted(name for name, synchrony in synchrony_of.items() if synchrony.mode is SyncMode.STALE)
 
 
-def _require_no_boundary(joins: Sequence[PendingReduction], synchrony_of: Mapping[str, Synchrony]) -> None:
-    cross_stage = [join for join in joins if join.kind is PendingReductionKind.BOUNDARY]
+def _require_no_boundary(reductions: Sequence[PendingReduction], synchrony_of: Mapping[str, Synchrony]) -> None:
+    cross_stage = [pending for pending in reductions if pending.kind is PendingReductionKind.BOUNDARY]
     stale = _stale_variables(synchrony_of)
     if cross_stage and stale:
         raise StrategyError(
@@ -101,8 +101,8 @@ def _require_no_boundary(joins: Sequence[PendingReduction], synchrony_of: Mappin
         )
 
 
-def _require_one_weight(joins: Sequence[PendingReduction], synchrony_of: Mapping[str, Synchrony]) -> None:
-    losses = [join for join in joins if join.kind is PendingReductionKind.LOSS]
+def _require_one_weight(reductions: Sequence[PendingReduction], synchrony_of: Mapping[str, Synchrony]) -> None:
+    losses = [pending for pending in reductions if pending.kind is PendingReductionKind.LOSS]
     stale = _stale_variables(synchrony_of)
     if losses and stale:
         raise StrategyError(
@@ -113,8 +113,8 @@ def _require_one_weight(joins: Sequence[PendingReduction], synchrony_of: Mapping
         )
 
 
-def _require_no_sum(joins: Sequence[PendingReduction]) -> None:
-    in_step = next((join for join in joins if join.kind is PendingReductionKind.WHOLE), None)
+def _require_no_sum(reductions: Sequence[PendingReduction]) -> None:
+    in_step = next((pending for pending in reductions if pending.kind is PendingReductionKind.WHOLE), None)
     if in_step is not None:
         raise StrategyError(
             f"{in_step.local[0]} is reduced or gathered over all replicas while the step computes (by synchronized "
@@ -124,29 +124,29 @@ def _require_no_sum(joins: Sequence[PendingReduction]) -> None:
         )
 
 
-def _check_local_parts_alone(results: Results, join: PendingReduction, context: Context) -> None:
+def _check_local_parts_alone(results: Results, pending: PendingReduction, context: Context) -> None:
     """Restricts the check for equal parts to this worker's replicas, as if all workers had the same examples."""
-    count, here = join.group.size, len(context.copied_replicas)
+    count, here = pending.group.size, len(context.copied_replicas)
     with subgraph(results.editor, "even_parts/local") as f:
-        kinds = join.shape.num_elements() // 2  # sums of numbers of rows, then of their squares
-        factors = tf.constant([count] * kinds + [count * here] * kinds, join.dtype)
-        moments = f.input(join.result[0], join.dtype, join.shape) * factors
-    readers = [name for name in results.editor.consumers(join.result[0].partition(":")[0]) if name not in f.made]
-    results.replace(join.result[0], f.name(moments), readers)
+        kinds = pending.shape.num_elements() // 2  # sums of numbers of rows, then of their squares
+        factors = tf.constant([count] * kinds + [count * here] * kinds, pending.dtype)
+        moments = f.input(pending.result[0], pending.dtype, pending.shape) * factors
+    readers = [name for name in results.editor.consumers(pending.result[0].partition(":")[0]) if name not in f.made]
+    results.replace(pending.result[0], f.name(moments), readers)
 
 
-def _assume_examples(results: Results, join: PendingReduction) -> None:
+def _assume_examples(results: Results, pending: PendingReduction) -> None:
     """Assumes that other workers have examples, since this worker does not wait for them."""
-    with subgraph(results.editor, f"{join.name}/local") as f:
-        results.replace(join.result[0], f.name(tf.ones(join.shape, join.dtype)))
+    with subgraph(results.editor, f"{pending.name}/local") as f:
+        results.replace(pending.result[0], f.name(tf.ones(pending.shape, pending.dtype)))
 
 
-def _return_zero(results: Results, join: PendingReduction, outputs: Sequence[str]) -> None:
+def _return_zero(results: Results, pending: PendingReduction, outputs: Sequence[str]) -> None:
     """Makes a worker without replicas return 0 for outputs that each worker computes on its own."""
-    if join.result[0] in outputs:
-        with subgraph(results.editor, f"no_replicas/{join.name}") as f:
-            nothing = tf.zeros(join.shape, join.dtype)
-        results.replace(join.result[0], f.name(nothing))
+    if pending.result[0] in outputs:
+        with subgraph(results.editor, f"no_replicas/{pending.name}") as f:
+            nothing = tf.zeros(pending.shape, pending.dtype)
+        results.replace(pending.result[0], f.name(nothing))
 
 
 @functools.cache

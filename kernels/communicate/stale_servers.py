@@ -61,8 +61,8 @@ class _Servers:
         self.results = Results(step)
         self.editor = self.results.editor
         self.effects = step.graph_index.effects
-        self.joins = [j for j in step.joins if j.variable and step.by_name[j.variable].handle in kept]
-        self.background = BackgroundProgram(step, context, self.editor, self.effects, self.owner, self.joins)
+        self.reductions = [j for j in step.reductions if j.variable and step.by_name[j.variable].handle in kept]
+        self.background = BackgroundProgram(step, context, self.editor, self.effects, self.owner, self.reductions)
 
     def run(self) -> ReplicatedStep:
         self._require_own_outputs()
@@ -76,10 +76,10 @@ class _Servers:
         self._receive_completion_signals()
         self._drop_control_dependencies(gradient_dependent)
         self.editor.serve(self.background.effects)
-        return self.results.to_step(self.joins)
+        return self.results.to_step(self.reductions)
 
     def _require_own_outputs(self) -> None:
-        summed = {node_of(t): j.variable for j in self.joins for t in j.result}
+        summed = {node_of(t): j.variable for j in self.reductions for t in j.result}
         for name in self.step.outputs:
             made_from = self.editor.ancestors([name], control=False) & summed.keys()
             if made_from:
@@ -92,7 +92,7 @@ class _Servers:
     def _made_from_gradients(self) -> set[str]:
         """Returns the nodes that the owners compute, outside of any step."""
         found: set[str] = set()
-        front = [node_of(t) for join in self.joins for t in join.result]
+        front = [node_of(t) for pending in self.reductions for t in pending.result]
         while front:
             name = front.pop()
             for consumer in self.editor.consumers(name) - found:
@@ -108,30 +108,34 @@ class _Servers:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _handle_of(self, join: PendingReduction) -> str:
-        return self.step.by_name[join.variable or ""].handle
+    def _handle_of(self, pending: PendingReduction) -> str:
+        return self.step.by_name[pending.variable or ""].handle
 
     def _send_gradients(self) -> None:
-        def group_of(join: PendingReduction) -> Hashable:
-            return self.owner[self._handle_of(join)], self.kept[self._handle_of(join)]
+        def group_of(pending: PendingReduction) -> Hashable:
+            return self.owner[self._handle_of(pending)], self.kept[self._handle_of(pending)]
 
-        for bucket in make_buckets([j for j in self.joins if not j.is_sparse], group_of, PACK_BYTES):
-            self._send_part(bucket.joins, functools.partial(_pack, bucket), functools.partial(_unpack_mean, bucket))
-        for join in self.joins:
-            if join.is_sparse:
-                self._send_part([join], functools.partial(own_rows, join=join), functools.partial(rows_of, join))
+        for bucket in make_buckets([j for j in self.reductions if not j.is_sparse], group_of, PACK_BYTES):
+            self._send_part(
+                bucket.reductions, functools.partial(_pack, bucket), functools.partial(_unpack_mean, bucket)
+            )
+        for pending in self.reductions:
+            if pending.is_sparse:
+                self._send_part(
+                    [pending], functools.partial(own_rows, pending=pending), functools.partial(rows_of, pending)
+                )
 
     def _send_part(
         self,
-        joins: Sequence[PendingReduction],
+        reductions: Sequence[PendingReduction],
         pack: Callable[[SubgraphBuilder], list[tf.Tensor]],
         combine: Callable[[Parts], list[tf.Tensor]],
     ) -> None:
         """Sends this worker's part of some reductions to their owner, which combines all parts in the background."""
-        handle, key = self._handle_of(joins[0]), key_of(joins)
+        handle, key = self._handle_of(reductions[0]), key_of(reductions)
         owner, capacity = self.owner[handle], self.kept[handle].staleness + 2
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, key, joins[0].group, capacity)
+            exchange = Communicator(f, self.context, key, reductions[0].group, capacity)
             part = pack(f)
             if exchange.contributes:
                 exchange.send(owner, "gradient", part)
@@ -139,9 +143,9 @@ class _Servers:
         if owner == self.context.worker:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in part]
             with subgraph(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-                exchange = Communicator(f, self.context, key, joins[0].group, capacity)
+                exchange = Communicator(f, self.context, key, reductions[0].group, capacity)
                 tensors = combine([exchange.receive(w, "gradient", specs) for w in exchange.group.workers])
-            names = [t for join in joins for t in join.result]
+            names = [t for pending in reductions for t in pending.result]
             self.background.register(dict(zip(names, map(f.name, tensors), strict=True)), exchange.effects)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
@@ -167,7 +171,7 @@ class _Servers:
 
 
 def _pack(bucket: Bucket, f: SubgraphBuilder) -> list[tf.Tensor]:
-    return [bucket.pack(f), *weight_of(f, bucket.joins[0])]
+    return [bucket.pack(f), *weight_of(f, bucket.reductions[0])]
 
 
 def _unpack_mean(bucket: Bucket, parts: Parts) -> list[tf.Tensor]:

@@ -65,7 +65,7 @@ class Versions:
     Args:
         step: the step; it has the execution order.
         owner: the owner of each owned variable, by handle.
-        joins: the gradients that are sent to the owners.
+        reductions: the gradients that are sent to the owners.
         context: the worker for which the step is rewritten. Only `reads_before` depends on the worker.
     """
 
@@ -73,29 +73,29 @@ class Versions:
         self,
         step: ReplicatedStep,
         owner: Mapping[str, int],
-        joins: Sequence[PendingReduction],
+        reductions: Sequence[PendingReduction],
         context: Context,
     ) -> None:
         assert step.order is not None, "set by SetSyncMode"
         self._step, self._owner, self._context = step, owner, context
         self._order, self._copies, self._once = step.order, step.copies, step.stages.once
-        self._joins: dict[str, list[PendingReduction]] = {}
-        for join in joins:
-            self._joins.setdefault(step.by_name[join.variable or ""].handle, []).append(join)
+        self._reductions: dict[str, list[PendingReduction]] = {}
+        for pending in reductions:
+            self._reductions.setdefault(step.by_name[pending.variable or ""].handle, []).append(pending)
 
     # -- reads that gradients acknowledge --------------------------------------------------------------------------
 
-    def reads_before(self, joins: Iterable[PendingReduction]) -> list[str]:
+    def reads_before(self, reductions: Iterable[PendingReduction]) -> list[str]:
         """Returns this worker's reads that must finish before it sends the gradients of one message to their owner.
 
         These are its replicas' reads of the gradients' variables, and of the owner's variables without a gradient that
         may be written with them (a target network).
         """
-        members = list(joins)
-        sent = self._order.of_join(members[0])
+        members = list(reductions)
+        sent = self._order.of_reduction(members[0])
         trained = {self._step.by_name[j.variable or ""].handle for j in members}
         owner = self._owner[min(trained)]
-        followers = [h for h in self._own_reads if h not in self._joins and self._owner[h] == owner]
+        followers = [h for h in self._own_reads if h not in self._reductions and self._owner[h] == owner]
         own = sorted({read for handle in trained for read in self._own_reads.get(handle, ())})
         early = [read for handle in followers for read in self._own_reads[handle]]
         return [name for _, name in dict.fromkeys([*own, *early]) if self._position(name) < sent]
@@ -119,15 +119,15 @@ class Versions:
         position, before = self._order.position, self._order.position[write]
         found: dict[str, PendingReduction] = {}
         for handle in sorted(self._writes[write]):
-            is_trained = handle in self._joins
+            is_trained = handle in self._reductions
             first = (
                 -1 if is_trained else min((position[r] for r in self._replica_reads.get(handle, ())), default=before)
             )
-            for trained in [handle] if is_trained else self._joins:
+            for trained in [handle] if is_trained else self._reductions:
                 if self._owner[trained] == self._owner[handle]:
-                    for join in self._joins[trained]:
-                        if first < self._order.of_join(join) < before:
-                            found[join.name] = join
+                    for pending in self._reductions[trained]:
+                        if first < self._order.of_reduction(pending) < before:
+                            found[pending.name] = pending
         return found
 
     def own(self, message: Acknowledgement) -> list[str]:
@@ -142,14 +142,16 @@ class Versions:
     def awaited(self, acknowledgements: Iterable[Acknowledgement]) -> Mapping[str, Sequence[str]]:
         """Returns, by write and by gradient message, the work of other workers that must precede it."""
         found: dict[str, dict[str, None]] = {}
-        for write, joins in self.gradients_before.items():
-            found.setdefault(write, {}).update(dict.fromkeys(map(message_of, joins)))
-        for handle, joins in self._joins.items():
-            for join in joins:
+        for write, reductions in self.gradients_before.items():
+            found.setdefault(write, {}).update(dict.fromkeys(map(message_of, reductions)))
+        for handle, reductions in self._reductions.items():
+            for pending in reductions:
                 reads = [
-                    r for r in self._replica_reads.get(handle, ()) if self._position(r) < self._order.of_join(join)
+                    r
+                    for r in self._replica_reads.get(handle, ())
+                    if self._position(r) < self._order.of_reduction(pending)
                 ]
-                found.setdefault(message_of(join), {}).update(dict.fromkeys(reads))
+                found.setdefault(message_of(pending), {}).update(dict.fromkeys(reads))
         for message in acknowledgements:
             for write in message.writes:
                 found.setdefault(write, {}).update(dict.fromkeys(message.reads))
@@ -196,7 +198,7 @@ class Versions:
         last = dict.fromkeys(final, -1)
         for write, handles in self._writes.items():
             [owner] = {self._owner[handle] for handle in handles}
-            sent = max((self._order.of_join(join) for join in self.gradients_before[write]), default=-1)
+            sent = max((self._order.of_reduction(pending) for pending in self.gradients_before[write]), default=-1)
             for worker in sorted(self._context.group.everyone):
                 if worker == owner:
                     continue
@@ -218,7 +220,7 @@ class Versions:
 
     def _reads_last_version(self, readers: Mapping[str, Workers], worker: int, handle: str, final: int) -> bool:
         """Returns True if a worker may read a variable after its last write; the next step's first write then waits."""
-        if not self._context.joins_outputs:
+        if not self._context.reduces_outputs:
             return True
         has_cached_copy = worker in self._context.group and self._context.plan.has_cached_copy(
             self._step.by_handle[handle].name
@@ -252,7 +254,7 @@ class Versions:
 
         All workers have these, since they have the write.
         """
-        if self._context.joins_outputs:
+        if self._context.reduces_outputs:
             return frozenset()
         bits = {handle: 1 << k for k, handle in enumerate(self._owner)}
         written: dict[str, int] = {}
@@ -283,7 +285,7 @@ class Versions:
         needed: dict[str, Workers] = {}
         for message in self._order.messages:
             needed.update(dict.fromkeys(self._order.sources[message], computing))
-        if context.joins_outputs:  # otherwise workers may fetch different outputs
+        if context.reduces_outputs:  # otherwise workers may fetch different outputs
             needed.update(dict.fromkeys([*map(node_of, self._step.outputs), *self._step.targets], every))
         found: dict[str, Workers] = {}
         for name in reversed(graph_index.order):

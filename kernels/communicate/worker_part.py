@@ -79,7 +79,7 @@ class WorkerPart:
         context: Context,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
-        joins: Sequence[PendingReduction],
+        reductions: Sequence[PendingReduction],
     ) -> WorkerPart:
         """Analyzes the graph after gradients were sent to their owners.
 
@@ -87,7 +87,7 @@ class WorkerPart:
             step: the step before that; the results of its pending reductions stand for the gradients on every worker.
             owner: the owner of each owned variable, by handle.
         """
-        brought = {t: step.owners[j.variable or ""] for j in joins for t in j.result}
+        brought = {t: step.owners[j.variable or ""] for j in reductions for t in j.result}
         private = _find_private(step, effects, owner, _holders(step, brought))
         assignment = assign_nodes(step, effects, owner, private, brought, context)
         me = context.worker
@@ -99,7 +99,7 @@ class WorkerPart:
         transfers.sort(key=lambda t: (t.reader, t.name))
         runs = {name: assignment.runs.get(name, 0) for name in private}
         transferred = frozenset(name for name, _, _ in assignment.tensors)
-        specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
+        specs = {t: _spec_of_result(j, t) for j in reductions for t in j.result}
         return cls(step, private, _in_rounds(step, transfers, transferred), me, specs, assignment.by(me), runs)
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
@@ -165,14 +165,14 @@ def _level(step: ReplicatedStep, name: str) -> int:
     return step.stages.level_of(node_of(name))
 
 
-def _spec_of_result(join: PendingReduction, result: str) -> tf.TensorSpec:
-    is_indices = join.is_sparse and result == join.result[0]
-    return tf.TensorSpec([None], join.index_dtype) if is_indices else tf.TensorSpec(join.shape, join.dtype)
+def _spec_of_result(pending: PendingReduction, result: str) -> tf.TensorSpec:
+    is_indices = pending.is_sparse and result == pending.result[0]
+    return tf.TensorSpec([None], pending.index_dtype) if is_indices else tf.TensorSpec(pending.shape, pending.dtype)
 
 
 def _holders(step: ReplicatedStep, brought: Mapping[str, int]) -> dict[str, int]:
     """Maps the tensors that the part that runs once reads of each gradient to the worker that has the gradient."""
-    return {**dict.fromkeys(step.joined_gradients, EVERYWHERE), **brought}
+    return {**dict.fromkeys(step.reduced_gradients, EVERYWHERE), **brought}
 
 
 def _find_private(

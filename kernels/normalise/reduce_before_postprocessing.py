@@ -15,7 +15,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import VariableGradient
-from autodist.graph.seeds import joined_calls
+from autodist.graph.seeds import reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
@@ -73,11 +73,11 @@ def _nonlinear(step: CapturedStep, seen: Linearity) -> list[VariableGradient]:
 
 def _seeds_of_parts(step: CapturedStep, flows: Propagation) -> list[str]:
     """Returns the seeds of gradients that may be partial sums; gradients of replicated targets are complete."""
-    joined = joined_calls(step)
+    reduced = reduced_calls(step)
     return [
         call.seed
         for k, call in enumerate(step.gradient_calls)
-        if k in joined or not all(isinstance(flows.kind(target), Replicated) for target in call.targets)
+        if k in reduced or not all(isinstance(flows.kind(target), Replicated) for target in call.targets)
     ]
 
 

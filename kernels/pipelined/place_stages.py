@@ -80,7 +80,7 @@ def _with_micro_batches(step: ReplicatedStep, originals: Mapping[str, str]) -> R
 
 def _require_fetched_by_all(placement: StagePlacement, context: Context) -> None:
     """Refuses fetches of tensors that a single pipeline stage has if workers may fetch different outputs."""
-    if context.joins_outputs:
+    if context.reduces_outputs:
         return
     for name in placement.step.outputs:
         if isinstance(placement.home[node_of(name)], StageRank):

@@ -61,7 +61,7 @@ def find_recomputed(
     return RecomputedValue(tuple(wholes), tuple(between)) if wholes else None
 
 
-def make_again(editor: GraphEditor, label: str, name: str, made_of: RecomputedValue, joined: Mapping[str, str]) -> str:
+def make_again(editor: GraphEditor, label: str, name: str, made_of: RecomputedValue, reduced: Mapping[str, str]) -> str:
     """Recomputes a captured tensor from the reduced values of its inputs; returns the new tensor.
 
     Args:
@@ -69,7 +69,7 @@ def make_again(editor: GraphEditor, label: str, name: str, made_of: RecomputedVa
         label: for the names of the new nodes.
         name: of the captured tensor.
         made_of: its computation.
-        joined: for each of its `wholes`, the tensor that replaces it.
+        reduced: for each of its `wholes`, the tensor that replaces it.
     """
-    clones = editor.clone(made_of.between, f"autodist/{label}/", lambda i: joined.get(tensor(i), i))
+    clones = editor.clone(made_of.between, f"autodist/{label}/", lambda i: reduced.get(tensor(i), i))
     return tensor(name).replace(node_of(name), clones[node_of(name)], 1)

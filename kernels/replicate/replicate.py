@@ -26,13 +26,13 @@ from autodist.kernels.replica_dependent import find_replica_dependent, sources_o
 from autodist.kernels.replicate.advance_generators import STRIDE, AddedToDraws, offset_seeds, reads_to_offset
 from autodist.kernels.replicate.draw_by_key import all_examples, draw_for_all, find_shared_seed_draws
 from autodist.kernels.replicate.draw_in_functions import draw_in_functions
-from autodist.kernels.replicate.joins import (
+from autodist.kernels.replicate.reductions import (
     GlobalState,
-    GradientJoins,
+    GradientReductions,
     InStepAllReduces,
-    Joiner,
-    OutputJoins,
-    StateJoins,
+    OutputReductions,
+    Reducer,
+    StateReductions,
     Statistics,
 )
 from autodist.kernels.replicate.split_batch import split_batch
@@ -97,23 +97,23 @@ class _Replication:
         self._vary_draws(clones, added.indices)
         parts = split_batch(self.editor, self.step, clones)
         self._order_after_all(clones)
-        joiner = Joiner(self.editor, self.step, self.context, self.stages, self.flows, parts, frozenset(varying))
-        InStepAllReduces(joiner).join()
-        gradients = GradientJoins(joiner)
+        reducer = Reducer(self.editor, self.step, self.context, self.stages, self.flows, parts, frozenset(varying))
+        InStepAllReduces(reducer).reduce()
+        gradients = GradientReductions(reducer)
         gradients.weigh_losses()
-        gradients.join_gradients()
-        statistics = Statistics(joiner)
-        gradients.join_boundary(statistics)
-        whole = GlobalState(joiner, changes, statistics)
-        StateJoins(joiner, whole).join_state(changes)
-        output_joins = OutputJoins(joiner, whole, statistics)
-        output_joins.join_texts()
-        outputs = output_joins.join_outputs()
-        some_examples = joiner.some_examples()
+        gradients.reduce_gradients()
+        statistics = Statistics(reducer)
+        gradients.reduce_boundary(statistics)
+        whole = GlobalState(reducer, changes, statistics)
+        StateReductions(reducer, whole).reduce_state(changes)
+        output_reductions = OutputReductions(reducer, whole, statistics)
+        output_reductions.reduce_texts()
+        outputs = output_reductions.reduce_outputs()
+        some_examples = reducer.some_examples()
         self.editor.set_outputs([*outputs, *([some_examples] if some_examples else ())])
         self.editor.drop_targets(w for w in self.stages.state_writes if w in varying)  # they became values
         self._run_all(clones)
-        self.editor.run([*(c.write for c in changes), *joiner.checks])
+        self.editor.run([*(c.write for c in changes), *reducer.checks])
         known = self.step.pipeline_parts
         copies = {copy: (k, name) for k, renamed in enumerate(clones) for name, copy in renamed.items()}
         edited = self.editor.to_step()
@@ -125,12 +125,12 @@ class _Replication:
             pipeline_parts={**known, **{name: known[draw] for name, draw in added.nodes.items() if draw in known}},
             stages=self.stages,
             copies=copies,
-            joins=settle_depths(edited.graph_index, joiner.joins),
-            joined_gradients=frozenset(
-                t for j in joiner.joins if j.kind is PendingReductionKind.GRADIENT for t in j.result
+            reductions=settle_depths(edited.graph_index, reducer.reductions),
+            reduced_gradients=frozenset(
+                t for j in reducer.reductions if j.kind is PendingReductionKind.GRADIENT for t in j.result
             ),
             counts_examples=some_examples is not None,
-            even_parts=joiner.even_parts,
+            even_parts=reducer.even_parts,
         )
 
     def _free_constants(self) -> None:

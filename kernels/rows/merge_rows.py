@@ -28,7 +28,7 @@ _WORTH_ONE_IN = 4
 class MergeRows(Kernel[ReplicatedStep, ReplicatedStep]):
     """Sends each row once per worker, however often it occurs in the worker's batch.
 
-    Applies only if all readers of the joined rows sum them by index and scale them uniformly before that: a norm over
+    Applies only if all readers of the gathered rows sum them by index and scale them uniformly before that: a norm over
     rows, a clip by value or a square yields different results for two rows and for their sum.
 
         (ids, rows) → send    becomes    (unique ids, sum of the rows of each) → send
@@ -45,20 +45,20 @@ class MergeRows(Kernel[ReplicatedStep, ReplicatedStep]):
         editor = StepEditor(step)
         returned = frozenset(map(tensor, step.outputs))
         merged = {
-            join.name: _merge(editor, join) for join in step.joins
-            if join.is_sparse and join.kind is PendingReductionKind.GRADIENT
-            and returned.isdisjoint(join.result) and is_summed(editor, *join.result)
+            pending.name: _merge(editor, pending) for pending in step.reductions
+            if pending.is_sparse and pending.kind is PendingReductionKind.GRADIENT
+            and returned.isdisjoint(pending.result) and is_summed(editor, *pending.result)
         }  # fmt: skip
         if not merged:
             return step
-        joins = tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in step.joins)
-        return editor.to_step(joins=joins)
+        reductions = tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in step.reductions)
+        return editor.to_step(reductions=reductions)
 
 
-def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
-    ids, rows = join.local
-    with subgraph(editor, f"merge_rows/{join.name}") as f:
-        all_ids, all_rows = f.input(ids, join.index_dtype, [None]), f.input(rows, join.dtype, join.shape)
+def _merge(editor: GraphEditor, pending: PendingReduction) -> tuple[str, str]:
+    ids, rows = pending.local
+    with subgraph(editor, f"merge_rows/{pending.name}") as f:
+        all_ids, all_rows = f.input(ids, pending.index_dtype, [None]), f.input(rows, pending.dtype, pending.shape)
         unique, segment = tf.unique(all_ids, out_idx=tf.int32)
         count, left = tf.size(all_ids), tf.size(unique)
         sent_ids, sent = tf.cond(

@@ -23,7 +23,7 @@ BY_CLUSTER = {
     Cluster("ps_load_balancing", run=2): ("step_cotangents_adversarial",),
     Cluster("partitioned_ps", replicas=1): ("step_cotangents_two_groups",),
 }
-"""All other steps, in all layouts, train in one process (tests/unit/kernels/replicate/joins/test_loss_scales.py)."""
+"""All other steps, in all layouts, train in one process (unit/kernels/replicate/reductions/test_loss_scales.py)."""
 
 
 def _case(cluster: Cluster, program: str) -> Any:

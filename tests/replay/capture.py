@@ -337,7 +337,7 @@ def _sampled_classes() -> StoredStep:
         train = v1.train.AdagradOptimizer(0.5).minimize(loss)
     captured = CapturedGraph.of(graph, notes.calls)
     step = captured.step([loss.name], [train.name], {words.name: 0, labels.name: 0})
-    return StoredStep(step, joins_outputs=False)
+    return StoredStep(step, reduces_outputs=False)
 
 
 OF_TESTS: Mapping[str, Callable[[], Step | StoredStep]] = {

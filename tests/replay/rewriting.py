@@ -33,14 +33,14 @@ class Replayed:
         text: of the strategy and of each worker's step.
         strategy: the built strategy.
         changed_by: the kernels, and the rules for rows, that changed the step of a worker.
-        joins: recorded by kernels.
+        reductions: recorded by kernels.
         fault: the fault in the last worker's step after a kernel; None: there is none, or it was not verified.
     """
 
     text: str
     strategy: strategy_pb2.Strategy
     changed_by: frozenset[str]
-    joins: tuple[PendingReduction, ...]
+    reductions: tuple[PendingReduction, ...]
     fault: str | None
 
 
@@ -60,11 +60,11 @@ def replay(case: Case) -> Replayed:
         rewritten = _rewrite(
             step,
             captured,
-            Context(strategy, worker, Fetching.BY_ALL if step.joins_outputs else Fetching.BY_EACH),
+            Context(strategy, worker, Fetching.BY_ALL if step.reduces_outputs else Fetching.BY_EACH),
             watch,
         )
         text += f"worker {worker}\n" + text_of_step(rewritten, captured)
-    return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.joins), watch.fault)
+    return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.reductions), watch.fault)
 
 
 def _planned(case: Case) -> tuple[StoredStep, Step, strategy_pb2.Strategy]:
@@ -125,11 +125,11 @@ class _Watch:
     """Records the kernels and row rules that change a step, and verifies the result if `verifies`."""
 
     changed_by: set[str] = field(default_factory=set)
-    joins: list[PendingReduction] = field(default_factory=list)
+    reductions: list[PendingReduction] = field(default_factory=list)
     verifies: bool = False
     fault: str | None = None
     _last: Mapping[str, object] = field(default_factory=dict)
-    _last_joins: tuple[PendingReduction, ...] = ()
+    _last_reductions: tuple[PendingReduction, ...] = ()
 
     def __call__(self, kernel: str, step: Step) -> None:
         now = {one.name: getattr(step, one.name) for one in fields(step) if one.compare}
@@ -141,10 +141,10 @@ class _Watch:
             self._verify(kernel, step)
         if kernel == ReduceBeforePostprocessing.name:
             self._try_rules(step)
-        joins = step.joins if isinstance(step, ReplicatedStep) else ()
-        if joins != self._last_joins:
-            self.joins.extend(joins)
-        self._last, self._last_joins = now, joins
+        reductions = step.reductions if isinstance(step, ReplicatedStep) else ()
+        if reductions != self._last_reductions:
+            self.reductions.extend(reductions)
+        self._last, self._last_reductions = now, reductions
 
     def _verify(self, kernel: str, step: Step) -> None:
         try:

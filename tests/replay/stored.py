@@ -39,13 +39,13 @@ class StoredStep:
         planned_by: name of the stored step that the strategy is built for and that places the variables, if that is
             another one: a session runs a part of its whole graph.
         pipeline: a key of PIPELINES.
-        joins_outputs: True if it was rewritten with `Fetching.BY_ALL`, else `BY_EACH`.
+        reduces_outputs: True if it was rewritten with `Fetching.BY_ALL`, else `BY_EACH`.
     """
 
     step: CapturedStep
     planned_by: str | None = None
     pipeline: str = "all"
-    joins_outputs: bool = True
+    reduces_outputs: bool = True
 
     def save(self, name: str) -> None:
         """Writes the file of that name; equal steps give equal bytes."""
@@ -53,7 +53,7 @@ class StoredStep:
         rest = {
             "planned_by": self.planned_by,
             "pipeline": self.pipeline,
-            "joins_outputs": self.joins_outputs,
+            "joins_outputs": self.reduces_outputs,
             **{field: getattr(step, field) for field in (*_AS_IT_IS, *_TUPLES)},
             **{field: [dataclasses.asdict(part) for part in getattr(step, field)] for field in _PARTS},
             "specs": {node.name: [_shown(spec) for spec in _specs(step, node.name)] for node in step.graph_def.node},

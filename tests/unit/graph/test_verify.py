@@ -20,7 +20,7 @@ GRAPH = from_text("""
     c = Mul(a, b)
     d = NoOp(^c)
 """)
-JOIN = PendingReduction(
+REDUCTION = PendingReduction(
     "c/0",
     PendingReductionKind.GRADIENT,
     ("b:0",),
@@ -34,13 +34,13 @@ JOIN = PendingReduction(
 STEP = replicated(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"})
 
 
-def _joining(join):
-    return {"joins": (join,)}
+def _reducing(pending):
+    return {"reductions": (pending,)}
 
 
 def test_a_whole_step_passes():
     verify(STEP)
-    verify(replace(STEP, **_joining(JOIN)))
+    verify(replace(STEP, **_reducing(REDUCTION)))
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_a_whole_step_passes():
         ({"inputs": {"e:0": 0}}, "the input e:0 is not"),
         ({"outputs": ("c:1",)}, "the output c:1 is not"),
         ({"outputs": ("d:0",)}, "the output d:0 is not"),
-        (_joining(replace(JOIN, local=("e:0",))), "of the reduction c/0 the local tensor e:0 is not"),
-        (_joining(replace(JOIN, result=("e:0",))), "of the reduction c/0 the result e:0 is not"),
-        (_joining(replace(JOIN, weight="e:0")), "of the reduction c/0 the weight e:0 is not"),
-        (_joining(replace(JOIN, dtype=tf.float64)), "is of float64, but the replicas' values are of float32"),
+        (_reducing(replace(REDUCTION, local=("e:0",))), "of the reduction c/0 the local tensor e:0 is not"),
+        (_reducing(replace(REDUCTION, result=("e:0",))), "of the reduction c/0 the result e:0 is not"),
+        (_reducing(replace(REDUCTION, weight="e:0")), "of the reduction c/0 the weight e:0 is not"),
+        (_reducing(replace(REDUCTION, dtype=tf.float64)), "is of float64, but the replicas' values are of float32"),
         ({"graph_def": from_text("a = Placeholder()\nc = Neg(b)")}, "TensorFlow does not accept"),
         ({"noted": {"b:0": tf.TensorSpec(None, tf.int32)}.__getitem__}, "b:0 is recorded as int32.*infers float32"),
     ],

@@ -72,11 +72,11 @@ def test_captured_steps_do_not_change(replayed):
     assert [name for name in used if load(name).step.graph_def != StoredStep.load(name).step.graph_def] == []
 
 
-def test_every_kind_of_join_is_made(replayed):
-    joins = [join for one in replayed for join in one.joins]
-    assert {join.kind for join in joins} == set(PendingReductionKind)
-    assert {join.merge for join in joins} == set(ReduceOp)
-    assert {join.row_join for join in joins if join.is_sparse} == set(RowJoin)
+def test_every_kind_of_reduction_is_made(replayed):
+    reductions = [pending for one in replayed for pending in one.reductions]
+    assert {pending.kind for pending in reductions} == set(PendingReductionKind)
+    assert {pending.merge for pending in reductions} == set(ReduceOp)
+    assert {pending.row_join for pending in reductions if pending.is_sparse} == set(RowJoin)
 
 
 def test_every_builder_builds_a_strategy(replayed):

@@ -239,4 +239,4 @@ def test_replicas_use_their_own_statistics_if_no_step_waits_for_another(pace: di
     captured = capture(step, *data[0], is_split=True)
     owners = {g.variable: 0 for g in captured.step.gradients}
     item = rewrite(captured.step, Context(plan(captured.step, 2, owners=owners, **pace), 0))
-    assert not any(j.kind is PendingReductionKind.WHOLE for j in item.joins)
+    assert not any(j.kind is PendingReductionKind.WHOLE for j in item.reductions)

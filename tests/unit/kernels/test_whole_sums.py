@@ -128,9 +128,9 @@ def test_sums_of_one_layer_travel_together() -> None:
     captured, _ = on_one_device(steps.several_layers, (8, 7, 3), 2)
     before = KERNELS[: next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))]
     step = rewrite(captured.step, Context(plan(captured.step, 2), 0), kernels=before)
-    joins = [join for join in step.joins if join.kind is PendingReductionKind.WHOLE]
-    assert len(joins) == 3 * 3 + 3 * 2  # sums, sums of squares and counts; of counts there is no gradient
-    assert len(make_buckets(joins, lambda join: None)) == 2 * 3
+    reductions = [pending for pending in step.reductions if pending.kind is PendingReductionKind.WHOLE]
+    assert len(reductions) == 3 * 3 + 3 * 2  # sums, sums of squares and counts; of counts there is no gradient
+    assert len(make_buckets(reductions, lambda pending: None)) == 2 * 3
 
 
 def test_one_replica_alone_adds_up_nothing() -> None:

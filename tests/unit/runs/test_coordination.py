@@ -55,11 +55,11 @@ def talk_of(index: int, peers: Peers, *parts: Any) -> Coordination:
     def gather(said: bytes) -> list[bytes]:
         return [said, *(json.dumps(part).encode() for part in parts)]
 
-    def join() -> None:
+    def pending() -> None:
         if coordination.messages is None:
             coordination.begin(SimpleNamespace(broadcast=exchange, gather=gather), Mailbox())  # type: ignore[arg-type]
 
-    coordination = Coordination(index, 2, peers, FailedStepGuard(lambda: True), join, lambda: None)  # type: ignore[arg-type]
+    coordination = Coordination(index, 2, peers, FailedStepGuard(lambda: True), pending, lambda: None)  # type: ignore[arg-type]
     return coordination
 
 

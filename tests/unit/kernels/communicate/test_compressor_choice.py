@@ -24,7 +24,7 @@ TOP_K = TopK(fraction=0.1)
 WORKERS = Group.of_workers([0, 1])
 
 
-def join(name="v", shape=(8, 6), dtype=tf.float32, is_sparse=False):
+def pending(name="v", shape=(8, 6), dtype=tf.float32, is_sparse=False):
     local = ("i:0", "v:0") if is_sparse else ("v:0",)
     return PendingReduction(
         name, PendingReductionKind.GRADIENT, local, local, None, 1, dtype, tf.TensorShape(shape), WORKERS, "v"
@@ -46,21 +46,21 @@ def test_one_worker_compresses_nothing():
 
 def test_a_value_that_would_not_become_smaller_is_sent_uncompressed():
     rank_one = PowerSGD(rank=1)
-    assert compressor_of(plan_of(rank_one), join(shape=(8, 6))) == PowerSGD(1)
-    assert compressor_of(plan_of(rank_one), join(shape=(2, 2))) is None
-    assert compressor_of(plan_of(rank_one), join(shape=(100,))) is None
-    assert compressor_of(plan_of(rank_one), join(shape=())) is None
-    assert compressor_of(plan_of(rank_one), join(shape=(2, 3, 5))) == PowerSGD(1)
-    assert compressor_of(plan_of(rank_one), join(shape=(0, 5))) is None
-    assert compressor_of(plan_of(TOP_K), join(shape=(3,))) == TopK(0.1)
-    assert compressor_of(plan_of(TOP_K), join(shape=())) is None
-    assert compressor_of(plan_of(TOP_K), join(shape=(0,))) is None
+    assert compressor_of(plan_of(rank_one), pending(shape=(8, 6))) == PowerSGD(1)
+    assert compressor_of(plan_of(rank_one), pending(shape=(2, 2))) is None
+    assert compressor_of(plan_of(rank_one), pending(shape=(100,))) is None
+    assert compressor_of(plan_of(rank_one), pending(shape=())) is None
+    assert compressor_of(plan_of(rank_one), pending(shape=(2, 3, 5))) == PowerSGD(1)
+    assert compressor_of(plan_of(rank_one), pending(shape=(0, 5))) is None
+    assert compressor_of(plan_of(TOP_K), pending(shape=(3,))) == TopK(0.1)
+    assert compressor_of(plan_of(TOP_K), pending(shape=())) is None
+    assert compressor_of(plan_of(TOP_K), pending(shape=(0,))) is None
     half = TopK(fraction=0.5)
-    assert compressor_of(plan_of(half), join()) is None
-    assert compressor_of(plan_of(FLOAT16), join()) == Float16()
-    assert compressor_of(plan_of(FLOAT16), join(dtype=tf.bfloat16)) is None
-    assert compressor_of(plan_of(FLOAT16), join(shape=(0, 3))) is None
-    assert compressor_of(plan_of(None), join()) is None
+    assert compressor_of(plan_of(half), pending()) is None
+    assert compressor_of(plan_of(FLOAT16), pending()) == Float16()
+    assert compressor_of(plan_of(FLOAT16), pending(dtype=tf.bfloat16)) is None
+    assert compressor_of(plan_of(FLOAT16), pending(shape=(0, 3))) is None
+    assert compressor_of(plan_of(None), pending()) is None
 
 
 def test_only_gradients_are_compressed():
@@ -75,17 +75,17 @@ def test_only_gradients_are_compressed():
     [
         (
             FLOAT16,
-            join(is_sparse=True),
+            pending(is_sparse=True),
             "v has the compressor FLOAT16, but its gradient is sparse: no compressor supports",
         ),
         (
             TOP_K,
-            join(dtype=tf.complex64),
+            pending(dtype=tf.complex64),
             "v has the compressor TOP_K 10 % .*, but its dtype complex64 is not floating-point",
         ),
-        (Message(kind="POWER_SGD", error_feedback=True), join(), "rank is 0, which is not allowed: .* equal to 1"),
-        (Message(kind="TOP_K", error_feedback=True), join(), "fraction is 0.0, which is not .* greater than 0"),
-        (Message(kind="TOP_K", error_feedback=True, fraction=1.5), join(), "fraction is 1.5, which is not allowed"),
+        (Message(kind="POWER_SGD", error_feedback=True), pending(), "rank is 0, which is not allowed: .* equal to 1"),
+        (Message(kind="TOP_K", error_feedback=True), pending(), "fraction is 0.0, which is not .* greater than 0"),
+        (Message(kind="TOP_K", error_feedback=True, fraction=1.5), pending(), "fraction is 1.5, which is not allowed"),
     ],
 )
 def test_gradients_that_cannot_be_compressed_are_refused(asked, one, message):

@@ -33,7 +33,7 @@ class InGroups(Kernel[ReplicatedStep, ReplicatedStep]):
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         (group,) = (group for group in self.groups if context.worker in group)
-        return replace(step, joins=tuple(replace(join, group=group) for join in step.joins))
+        return replace(step, reductions=tuple(replace(pending, group=group) for pending in step.reductions))
 
 
 def kernels_in(groups):

@@ -125,10 +125,10 @@ def handles(graph, worker, captured):
 def test_a_step_by_shuffle_is_left_as_it_is():
     captured = capture(make_step(), words(4))
     context = Context(plan(captured.step, 2), 0)
-    join = PendingReduction(
+    pending = PendingReduction(
         "j", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([]), context.group
     )
-    step = replicated(tf.compat.v1.GraphDef(), joins=(join,))
+    step = replicated(tf.compat.v1.GraphDef(), reductions=(pending,))
     assert ReduceByCollective().apply(step, context) is step
 
 
@@ -137,7 +137,7 @@ def test_no_queue_is_left_and_all_nodes_stand_on_their_own_worker():
     for worker, step in enumerate(rewritten(captured, by(Spec.RING, captured))):
         assert not [n.name for n in step.graph_def.node if "Queue" in n.op or "Accumulator" in n.op]
         assert {tf.DeviceSpec.from_string(n.device).task for n in step.graph_def.node} == {worker}
-        assert step.joins == ()
+        assert step.reductions == ()
         assert set(collectives(step)) <= set(step.targets)
 
 
@@ -151,7 +151,7 @@ def test_instance_keys_are_positive_unique_in_a_step_and_equal_on_all_workers():
     assert all(0 < key < 2**31 for key in every)
 
 
-def test_the_same_join_with_and_without_a_weight_has_different_keys():
+def test_the_same_reduction_with_and_without_a_weight_has_different_keys():
     """TensorFlow binds an instance key to a length for as long as its servers live."""
     (weighted,), (plain,) = (keys(reduced_alone(weight)).values() for weight in ("weight:0", None))
     assert weighted != plain
@@ -164,12 +164,12 @@ def reduced_alone(weight):
         local = tf.compat.v1.placeholder(tf.float64, [2], name="local")
         tf.compat.v1.placeholder(tf.float64, [], name="weight")
         tf.identity(local, name="result")
-    join = PendingReduction(
+    pending = PendingReduction(
         "kernel/0", PendingReductionKind.GRADIENT, ("local:0",), ("result:0",), weight, 1, tf.float64,
         tf.TensorShape([2]), context.group,
         variable="kernel", weight_dtype=weight and tf.float64,
     )  # fmt: skip
-    step = replicated(graph.as_graph_def(), joins=(join,))
+    step = replicated(graph.as_graph_def(), reductions=(pending,))
     return ReduceByCollective().apply(step, context)
 
 
@@ -181,7 +181,7 @@ def test_the_weight_travels_in_its_bucket():
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(step.graph_def, name="")
         lengths = [graph.get_tensor_by_name(f"{n.name}:0").shape[0] for n in reduced]
-    assert lengths == [8 + 8 + 1] * 2  # joins aligned to 64 bytes, and one element behind them
+    assert lengths == [8 + 8 + 1] * 2  # values aligned to 64 bytes, and one element behind them
 
 
 def test_nccl_stands_on_the_gpu_and_each_collective_waits_for_the_one_before():
@@ -209,7 +209,7 @@ def test_ring_collectives_do_not_wait_for_one_another():
 def test_a_type_that_collectives_do_not_know_is_refused():
     captured = capture(make_step(), words(4))
     context = Context(by(Spec.RING, captured), 0)
-    join = PendingReduction(
+    pending = PendingReduction(
         "state/z",
         PendingReductionKind.STATE,
         ("a:0",),
@@ -221,7 +221,7 @@ def test_a_type_that_collectives_do_not_know_is_refused():
         context.group,
     )
     with pytest.raises(StrategyError, match="state/z has dtype complex64.*SHUFFLE instead of RING"):
-        ReduceByCollective().apply(replicated(tf.compat.v1.GraphDef(), joins=(join,)), context)
+        ReduceByCollective().apply(replicated(tf.compat.v1.GraphDef(), reductions=(pending,)), context)
 
 
 def test_padded_lengths_waste_at_most_a_quarter_and_reach_all_sizes():

@@ -62,7 +62,7 @@ def test_rewrites(text):
 def test_the_step_of_a_single_replica_has_the_captured_graph():
     captured = capture(gan(), *batches(4)[0])
     made = Replicate().apply(PlacedStep.of(captured.step), Context(plan(captured.step), 0))
-    assert made.graph_def is captured.step.graph_def and made.joins == ()
+    assert made.graph_def is captured.step.graph_def and made.reductions == ()
 
 
 def test_a_copy_is_known_by_its_replica_its_captured_name_and_its_line() -> None:
@@ -296,7 +296,7 @@ def test_the_number_of_examples_is_an_input_of_the_rewritten_step():
     assert EXAMPLES in step.inputs and EXAMPLES not in captured.step.inputs
 
 
-def test_gradients_of_a_frozen_variable_are_not_joined():
+def test_gradients_of_a_frozen_variable_are_not_reduced():
     weight, frozen = variable("w", 4, 1), variable("frozen", 4, 1, trainable=False)
 
     def step(x):

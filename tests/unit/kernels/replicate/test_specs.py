@@ -47,5 +47,5 @@ def test_every_copy_has_the_dtype_and_shape_of_its_part_of_the_batch(batch, work
 def test_a_gradient_keeps_the_shape_of_its_variable():
     step = replicated(8, 2, 1)
     (variable,) = step.variables
-    (join,) = (one for one in step.joins if one.variable == variable.name)
-    assert join.shape == tf.TensorShape(variable.shape)
+    (pending,) = (one for one in step.reductions if one.variable == variable.name)
+    assert pending.shape == tf.TensorShape(variable.shape)

@@ -20,7 +20,7 @@ from tests.unit.kernels.table_steps import table_step
 BEFORE = KERNELS[: [kernel.name for kernel in KERNELS].index("merge-rows")]
 
 
-def joined(optimizer, workers=2, replicas=1):
+def replicated(optimizer, workers=2, replicas=1):
     """A step as it is before rows are merged, and its context."""
     captured, _ = table_step(optimizer)
     context = Context(plan(captured.step, workers, replicas), 0)
@@ -28,14 +28,14 @@ def joined(optimizer, workers=2, replicas=1):
 
 
 def merged(step, context):
-    """Returns the names of the joins whose rows the kernel merged."""
+    """Returns the names of the reductions whose rows the kernel merged."""
     found = MergeRows().apply(step, context)
     assert_imports(found.graph_def)
-    return [old.name for old, new in zip(step.joins, found.joins, strict=True) if old.local != new.local]
+    return [old.name for old, new in zip(step.reductions, found.reductions, strict=True) if old.local != new.local]
 
 
 def test_nothing_travels_on_one_worker():
-    step, context = joined(keras.optimizers.SGD(0.1), workers=1, replicas=2)
+    step, context = replicated(keras.optimizers.SGD(0.1), workers=1, replicas=2)
     assert MergeRows().apply(step, context) is step
 
 
@@ -49,7 +49,7 @@ def test_nothing_travels_on_one_worker():
     ids=lambda pair: pair[0],
 )
 def test_rows_that_are_scaled_and_added_are_merged(optimizer):
-    step, context = joined(optimizer[1]())
+    step, context = replicated(optimizer[1]())
     assert merged(step, context) == ["table/0"]
 
 
@@ -65,15 +65,15 @@ def test_rows_that_are_scaled_and_added_are_merged(optimizer):
     ids=lambda pair: pair[0],
 )
 def test_rows_on_which_something_depends_one_by_one_are_not(optimizer):
-    step, context = joined(optimizer[1]())
-    assert [join.name for join in step.joins if join.is_sparse] == ["table/0"]
+    step, context = replicated(optimizer[1]())
+    assert [pending.name for pending in step.reductions if pending.is_sparse] == ["table/0"]
     assert MergeRows().apply(step, context) is step
 
 
-def test_a_join_that_the_step_returns_is_not_merged():
-    step, context = joined(keras.optimizers.SGD(0.1))
-    (join,) = (join for join in step.joins if join.is_sparse)
-    returned = replace(step, outputs=(*step.outputs, join.result[0]))
+def test_a_reduction_that_the_step_returns_is_not_merged():
+    step, context = replicated(keras.optimizers.SGD(0.1))
+    (pending,) = (pending for pending in step.reductions if pending.is_sparse)
+    returned = replace(step, outputs=(*step.outputs, pending.result[0]))
     assert MergeRows().apply(returned, context) is returned
 
 

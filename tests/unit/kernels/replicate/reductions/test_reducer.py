@@ -1,4 +1,4 @@
-"""Values joined over all workers have a known shape."""
+"""Values reduced over all workers have a known shape."""
 
 from __future__ import annotations
 

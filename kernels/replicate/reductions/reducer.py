@@ -1,4 +1,4 @@
-"""Joiner: reduces values over a worker's replicas, and records the reductions that are left over the workers."""
+"""Reducer: reduces values over a worker's replicas, and records the reductions that are left over the workers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ SOME_EXAMPLES = "some_examples"
 """Name of the reduction that determines if any worker has examples."""
 
 
-def _takes_along(join: PendingReduction) -> bool:
+def _takes_along(pending: PendingReduction) -> bool:
     """Returns True if a count can share the bucket of a reduction: same dtype, and it represents counts exactly."""
     is_plain = (
-        join.kind is PendingReductionKind.STATE and join.merge is ReduceOp.ADD and not join.depth and not join.is_sparse
+        pending.kind is PendingReductionKind.STATE
+        and pending.merge is ReduceOp.ADD
+        and not pending.depth
+        and not pending.is_sparse
     )
-    return is_plain and join.dtype in (tf.float32, tf.float64)
+    return is_plain and pending.dtype in (tf.float32, tf.float64)
 
 
 _MERGES = {ReducedBy.MAX: ReduceOp.MAX, ReducedBy.MIN: ReduceOp.MIN, ReducedBy.PRODUCT: ReduceOp.PRODUCT}
@@ -53,7 +56,7 @@ _MERGES = {ReducedBy.MAX: ReduceOp.MAX, ReducedBy.MIN: ReduceOp.MIN, ReducedBy.P
 class _Whole:
     """A tensor that a synchronizer later replaces by the reduced value, and the result computed from it."""
 
-    joined: tf.Tensor
+    reduced: tf.Tensor
     result: tf.Tensor
 
 
@@ -74,16 +77,16 @@ class _Local:
     is_squared: bool = False
 
     def finished(self, value: tf.Tensor) -> _Whole:
-        joined = tf.identity(value) if value is self.local else value
-        return _Whole(joined, tf.sqrt(joined) if self.is_squared else joined)
+        reduced = tf.identity(value) if value is self.local else value
+        return _Whole(reduced, tf.sqrt(reduced) if self.is_squared else reduced)
 
 
-class Joiner:
+class Reducer:
     """Reduces tensors of one replicated graph.
 
     Attributes:
         group: the places over which values are reduced.
-        joins: pending reductions over the workers; empty if there is one worker.
+        reductions: pending reductions over the workers; empty if there is one worker.
         checks: nodes that raise an error in a step whose parts cannot be combined.
         even_parts: the reason why all replicas need equally many examples; None if they do not.
     """
@@ -101,7 +104,7 @@ class Joiner:
         self.editor, self.step, self.context, self.group = editor, step, context, context.group
         self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
         self.count = len(context.copied_replicas)
-        self.joins: list[PendingReduction] = []
+        self.reductions: list[PendingReduction] = []
         self.checks: list[str] = []
         self.even_parts: EvenSharesRequired | None = None
         self._templates: dict[Hashable, Template] = {}
@@ -135,12 +138,12 @@ class Joiner:
         """Returns the run-once nodes that read a captured tensor."""
         return sorted(c for c in self.editor.consumers(node_of(name)) if c in self.stages.once)
 
-    def note(self, join: PendingReduction) -> None:
+    def note(self, pending: PendingReduction) -> None:
         """Records a pending reduction over the workers."""
         if self.group.spans_workers:
-            self.joins.append(join)
+            self.reductions.append(pending)
 
-    def join_value(
+    def reduce_value(
         self,
         name: str,
         purpose: PendingReductionKind,
@@ -168,7 +171,7 @@ class Joiner:
             whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
         self.note(
             PendingReduction(
-                name=name, kind=purpose, local=(f.name(made.local),), result=(f.name(whole.joined),),
+                name=name, kind=purpose, local=(f.name(made.local),), result=(f.name(whole.reduced),),
                 weight=None if made.total is None else f.name(made.total), level=self.level(captured),
                 dtype=made.local.dtype, shape=made.local.shape, group=self.group,
                 weight_dtype=None if made.total is None else made.total.dtype, merge=made.merge, depth=depth,
@@ -190,8 +193,8 @@ class Joiner:
                 "the length of arguments that are not split in input_signature."
             )
 
-    def join_here(self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None) -> str:
-        """Reduces a tensor over the local replicas only; arguments as of `join_value`."""
+    def reduce_locally(self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None) -> str:
+        """Reduces a tensor over the local replicas only; arguments as of `reduce_value`."""
         if self.count == 1 and copies is None:
             return captured
         with subgraph(self.editor, name) as f:
@@ -273,10 +276,12 @@ class Joiner:
 
         It shares the message of a sum or mean over examples that is reduced anyway; None if there is no such message.
         """
-        if self.parts.sizes is None or not self.joins or self.step.is_global:  # workers know the size of a global batch
+        if (
+            self.parts.sizes is None or not self.reductions or self.step.is_global
+        ):  # workers know the size of a global batch
             return None
         by_examples = {self._weights[key][1] for key in self._weights if isinstance(key[0], Examples)}
-        carrier = next((j for j in self.joins if _takes_along(j) and j.weight in {None, *by_examples}), None)
+        carrier = next((j for j in self.reductions if _takes_along(j) and j.weight in {None, *by_examples}), None)
         if carrier is None:  # a message of its own would cost more than the check is worth
             return None
         dtype = carrier.dtype
@@ -305,9 +310,9 @@ class Joiner:
             squares = [[size * size for size in sizes] for sizes in rows]
             moments = tf.stack([*map(ordered_sum, rows), *map(ordered_sum, squares)])
             result = tf.identity(moments)
-        joined = self.noted(f, EVEN_PARTS, PendingReductionKind.STATE, moments, None, result)
+        reduced = self.noted(f, EVEN_PARTS, PendingReductionKind.STATE, moments, None, result)
         with subgraph(self.editor, "even_parts/check") as g:
-            total, of_squares = tf.split(g.input(joined, tf.float64, [2 * len(rows)]), 2)
+            total, of_squares = tf.split(g.input(reduced, tf.float64, [2 * len(rows)]), 2)
             is_uneven = tf.not_equal(self.group.size * of_squares, total * total)
             first = total[tf.argmax(tf.cast(is_uneven, tf.int32))]
             check = tf.debugging.Assert(~tf.reduce_any(is_uneven), [UNEVEN, tf.cast(first, tf.int64)])

@@ -60,7 +60,7 @@ def test_steps_that_inspect_cotangents_train_as_on_one_device(make, layout, capl
     assert "not known" not in caplog.text
 
 
-def test_gradients_that_lead_on_to_others_are_joined_as_they_are():
+def test_gradients_that_lead_on_to_others_are_reduced_as_they_are():
     """In batch normalisation that of the shift is part of the way to that of the layer before it."""
     layers = [keras.layers.Dense(4, dtype="float64"), keras.layers.BatchNormalization(dtype="float64")]
     model = keras.Sequential([keras.Input((3,), dtype="float64"), *layers])
@@ -101,8 +101,8 @@ def test_an_asynchronous_worker_sees_its_own_batch_as_the_whole():
     step = steps.clip_per_example()
     captured = capture(step, *batches()[0])
     item = replicated(captured, plan(captured.step, 2, 1, {"w": 0}, asynchronous=True))
-    assert [join.weight for join in item.joins if join.kind is PendingReductionKind.GRADIENT] == [None]
-    assert not [join for join in item.joins if join.kind is PendingReductionKind.LOSS]
+    assert [pending.weight for pending in item.reductions if pending.kind is PendingReductionKind.GRADIENT] == [None]
+    assert not [pending for pending in item.reductions if pending.kind is PendingReductionKind.LOSS]
 
 
 def replicated(captured, strategy, worker=0):
@@ -111,26 +111,30 @@ def replicated(captured, strategy, worker=0):
     return rewrite(captured.step, Context(strategy, worker), kernels=KERNELS[: position + 1])
 
 
-def joins_of(make, is_global, example=None):
+def reductions_of(make, is_global, example=None):
     captured = capture(make(), batches()[0][0] if example is None else example, is_global=is_global)
     step = replicated(captured, plan(captured.step, 2, 1))
-    asked = [join for join in step.joins if join.kind is PendingReductionKind.LOSS]
-    divided = [join for join in step.joins if join.kind is PendingReductionKind.GRADIENT and join.weight is not None]
+    asked = [pending for pending in step.reductions if pending.kind is PendingReductionKind.LOSS]
+    divided = [
+        pending
+        for pending in step.reductions
+        if pending.kind is PendingReductionKind.GRADIENT and pending.weight is not None
+    ]
     return len(asked), len(divided), node_of(ALL_EXAMPLES) in step.graph_index.nodes
 
 
 def test_a_mean_over_what_each_worker_feeds_costs_no_exchange():
-    assert joins_of(steps.plain, is_global=False) == (0, 1, False)
+    assert reductions_of(steps.plain, is_global=False) == (0, 1, False)
 
 
 def test_of_global_batches_nothing_is_divided_after_the_sum():
-    assert joins_of(steps.plain, is_global=True) == (0, 0, True)
-    assert joins_of(steps.clip_per_example, is_global=True) == (0, 0, True)
+    assert reductions_of(steps.plain, is_global=True) == (0, 0, True)
+    assert reductions_of(steps.clip_per_example, is_global=True) == (0, 0, True)
 
 
 def test_the_whole_is_asked_for_where_a_cotangent_is_looked_at():
-    assert joins_of(steps.clip_per_example, is_global=False) == (1, 0, False)
-    assert joins_of(steps.looked_at, is_global=False) == (1, 0, False)
+    assert reductions_of(steps.clip_per_example, is_global=False) == (1, 0, False)
+    assert reductions_of(steps.looked_at, is_global=False) == (1, 0, False)
 
 
 def test_the_whole_is_asked_for_where_a_cotangent_is_in_half_precision():
@@ -143,7 +147,7 @@ def test_the_whole_is_asked_for_where_a_cotangent_is_in_half_precision():
         w.assign_sub(tape.gradient(loss, w))
         return loss
 
-    assert joins_of(lambda: step, is_global=False, example=np.ones((4, 3), "float32")) == (1, 0, False)
+    assert reductions_of(lambda: step, is_global=False, example=np.ones((4, 3), "float32")) == (1, 0, False)
 
 
 @pytest.mark.feature(
@@ -157,7 +161,7 @@ def test_a_function_of_a_part_of_a_gradient_is_refused_by_name():
         train(captured, plan(captured.step, 1, 2), batches())
 
 
-def test_a_clipped_gradient_of_weights_is_joined_before_it_is_clipped():
+def test_a_clipped_gradient_of_weights_is_reduced_before_it_is_clipped():
     captured = capture(steps.clip_gradient_of_weights(), *batches()[0])
     step = replicated(captured, plan(captured.step, 2, 1))
     (gradient,) = step.gradients
@@ -179,5 +183,5 @@ def test_sessions_that_fetch_a_cotangent_send_what_others_send():
     travels = []
     for step in (captured.step, alone):
         made = rewrite(step, Context(strategy, 0, Fetching.BY_EACH), kernels=KERNELS[: position + 1])
-        travels.append([(j.name, j.kind, j.dtype, j.weight_dtype) for j in made.joins])
+        travels.append([(j.name, j.kind, j.dtype, j.weight_dtype) for j in made.reductions])
     assert travels[0] == travels[1] != []

@@ -16,7 +16,7 @@ from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import draws_numbers
 from autodist.graph.step import PlacedStep
 from autodist.graph.walks import reach
-from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.layout import (
     Joined,
     Kind,
@@ -32,7 +32,7 @@ MOST_NODES = 64
 
 _MOST_PASSES = 4
 
-JoinCopies = Callable[[str, str, Joined, Sequence[str] | None, int], str]
+ReduceCopies = Callable[[str, str, Joined, Sequence[str] | None, int], str]
 """Reduces a tensor: label, name, kind, the tensor that replaces it in each replica, number of reductions before it."""
 
 
@@ -67,8 +67,8 @@ class Statistics:
     the values used in training.
     """
 
-    def __init__(self, joiner: Joiner) -> None:
-        self._joiner = joiner
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
         self._found: dict[str, GlobalStatistic | None] = {}
 
     def find(self, name: str) -> GlobalStatistic | None:
@@ -77,14 +77,14 @@ class Statistics:
             self._found[name] = self._find(name)
         return self._found[name]
 
-    def make(self, label: str, statistic: GlobalStatistic, join: JoinCopies) -> str:
+    def make(self, label: str, statistic: GlobalStatistic, reduce: ReduceCopies) -> str:
         """Computes the whole batch's value; returns the tensor that holds it."""
-        return _Making(self._joiner, statistic, label, join).whole(statistic.name)
+        return _Making(self._reducer, statistic, label, reduce).whole(statistic.name)
 
     @functools.cached_property
     def _trained(self) -> set[str]:
         """The nodes that the losses are computed from."""
-        step = self._joiner.step
+        step = self._reducer.step
         targets = [node_of(t) for call in step.gradient_calls for t in call.targets]
         return reach(targets, step.graph_index.data.__getitem__)
 
@@ -94,7 +94,7 @@ class Statistics:
         return at is None or at in self._trained
 
     def _find(self, name: str) -> GlobalStatistic | None:
-        step, flows = self._joiner.step, self._joiner.flows
+        step, flows = self._reducer.step, self._reducer.flows
         if self._is_leaf(flows.kind(name)):
             return None
         region = self._region(name)
@@ -123,7 +123,7 @@ class Statistics:
         """Returns the ancestors of a tensor, up to rows, sums and the like in which no example sees another."""
         region, front = {node_of(name)}, [node_of(name)]
         while front:
-            node = self._joiner.step.graph_index.nodes[front.pop()]
+            node = self._reducer.step.graph_index.nodes[front.pop()]
             if node.name in self._trained or not _is_function_of_inputs(node.op) or len(region) > MOST_NODES:
                 return None
             more = {node_of(i) for i in node.input if not is_control(i) and not self._is_leaf(self._kind_of_input(i))}
@@ -132,7 +132,7 @@ class Statistics:
         return region
 
     def _kind_of_input(self, spelling: str) -> Kind:
-        return self._joiner.flows.kind(tensor(spelling))
+        return self._reducer.flows.kind(tensor(spelling))
 
     def _is_known(self, name: str, flows: Propagation, region: set[str]) -> bool:
         """Returns True if a tensor can be reduced, or is arithmetic on such, once all replicas share some of them."""
@@ -141,9 +141,9 @@ class Statistics:
             return self._is_exact(kind)
         if not isinstance(kind, Unknown) or node_of(name) not in region:
             return False
-        if not self._joiner.step.spec_of(name).shape.is_fully_defined():
+        if not self._reducer.step.spec_of(name).shape.is_fully_defined():
             return False
-        inputs = [i for i in self._joiner.step.graph_index.nodes[node_of(name)].input if not is_control(i)]
+        inputs = [i for i in self._reducer.step.graph_index.nodes[node_of(name)].input if not is_control(i)]
         return all(self._is_known(tensor(i), flows, region) for i in inputs)
 
 
@@ -168,8 +168,8 @@ def _is_function_of_inputs(op: str) -> bool:
 class _Making:
     """The computation of one statistic."""
 
-    def __init__(self, joiner: Joiner, statistic: GlobalStatistic, label: str, join: JoinCopies) -> None:
-        self._joiner, self._statistic, self._label, self._join = joiner, statistic, label, join
+    def __init__(self, reducer: Reducer, statistic: GlobalStatistic, label: str, reduce: ReduceCopies) -> None:
+        self._reducer, self._statistic, self._label, self._reduce = reducer, statistic, label, reduce
         self._count = itertools.count()
         self._wholes: dict[str, str] = {}
         self._copies: dict[tuple[str, int], str] = {}
@@ -185,10 +185,10 @@ class _Making:
         statistic = self._statistic
         label = f"{self._label}/{next(self._count)}"
         if name in statistic.kinds:
-            return self._join(label, name, statistic.kinds[name], self._in_replicas(name), statistic.depths[name])
+            return self._reduce(label, name, statistic.kinds[name], self._in_replicas(name), statistic.depths[name])
         kind = statistic.flows.kind(name)
         if isinstance(kind, Joined):
-            return self._join(label, name, kind, self._in_replicas(name), 1 + max(statistic.depths.values()))
+            return self._reduce(label, name, kind, self._in_replicas(name), 1 + max(statistic.depths.values()))
         if isinstance(kind, Replicated) and not self._is_affected(name):
             return name
         return self._copied(name, f"autodist/{label}/", None)
@@ -197,12 +197,12 @@ class _Making:
         """Returns each local replica's value, computed from its examples and shared values; None: the captured one."""
         if not self._reads_affected(name):
             return None
-        return [self._in_replica(name, k, is_computed=True) for k in range(self._joiner.count)]
+        return [self._in_replica(name, k, is_computed=True) for k in range(self._reducer.count)]
 
     def _in_replica(self, name: str, k: int, is_computed: bool = False) -> str:
         if not is_computed:
             if not self._is_affected(name):
-                return self._joiner.parts.named(name, k)
+                return self._reducer.parts.named(name, k)
             if name in self._statistic.kinds or isinstance(self._statistic.flows.kind(name), Replicated):
                 return self.whole(name)
         if (name, k) not in self._copies:
@@ -219,15 +219,15 @@ class _Making:
             k: the local replica; None: a copy that computes with the whole batch's values.
         """
         node = node_of(name)
-        if prefix + node not in self._joiner.editor:
-            captured = self._joiner.step.graph_index.nodes[node].input
-            source = self._joiner.editor[node_of(self._joiner.parts.named(tensor(node), k or 0))]
+        if prefix + node not in self._reducer.editor:
+            captured = self._reducer.step.graph_index.nodes[node].input
+            source = self._reducer.editor[node_of(self._reducer.parts.named(tensor(node), k or 0))]
             inputs = [
                 as_input(self._replacement(tensor(captured_input), k) or present)
                 for captured_input, present in zip(captured, source.input, strict=False)
                 if not is_control(captured_input)
             ]
-            copy = self._joiner.editor.add_copy(source, prefix + node, inputs)
+            copy = self._reducer.editor.add_copy(source, prefix + node, inputs)
             copy.attr.pop("_class", None)
         return prefix + name
 
@@ -247,6 +247,6 @@ class _Making:
         if node not in self._statistic.region:
             return False
         if node not in self._affected:
-            inputs = [i for i in self._joiner.step.graph_index.nodes[node].input if not is_control(i)]
+            inputs = [i for i in self._reducer.step.graph_index.nodes[node].input if not is_control(i)]
             self._affected[node] = any(self._is_affected(tensor(i)) for i in inputs)
         return self._affected[node]

@@ -11,7 +11,7 @@ from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import PendingReductionKind, Term
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
-from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.layout import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.placement.synchrony import SyncMode
@@ -34,13 +34,13 @@ class TermSeeds:
     It then reads those of the whole batch, so that each replica computes with one device's numbers.
 
     Args:
-        joiner: of the replicated graph.
+        reducer: of the replicated graph.
         call: position of the call of `gradient`.
     """
 
-    def __init__(self, joiner: Joiner, call: int) -> None:
-        self._joiner, self._call = joiner, call
-        self._terms = joiner.step.gradient_calls[call].terms
+    def __init__(self, reducer: Reducer, call: int) -> None:
+        self._reducer, self._call = reducer, call
+        self._terms = reducer.step.gradient_calls[call].terms
         self._replicas = self._find_replicas()
         self._kinds = {term: self._kind(term) for term in self._terms}
         self._read = [t for t in self._terms if self._is_read(t) and not isinstance(self._kinds[t], Replicated)]
@@ -52,10 +52,10 @@ class TermSeeds:
         sums = {key: value for key, value in sums.items() if key not in known}
         wholes = known | (self._whole(sums) if sums else {})
         for term in self._terms:
-            if term.seed in self._joiner.editor:
+            if term.seed in self._reducer.editor:
                 self._seed_term(term, wholes)
         for term in self._terms:
-            if term.value in self._joiner.editor:
+            if term.value in self._reducer.editor:
                 self._replace_value(term, wholes)
 
     def _find_replicas(self) -> int:
@@ -64,7 +64,7 @@ class TermSeeds:
         Raises:
             StrategyError: some variables are updated by all workers jointly, others by each worker separately.
         """
-        plan, stages = self._joiner.context.plan, self._joiner.stages
+        plan, stages = self._reducer.context.plan, self._reducer.stages
         synchrony_of = {g.variable: plan.synchrony(g.variable) for g in stages.gradients if g.call == self._call}
         alone = [
             name
@@ -78,13 +78,13 @@ class TermSeeds:
                 f"sums), and {alone[0]} is updated by each worker alone, {together[0]} by all workers together. Set "
                 "`sync` to the same value for all variables."
             )
-        return self._joiner.count if alone else self._joiner.group.size
+        return self._reducer.count if alone else self._reducer.group.size
 
     def _kind(self, term: Term) -> Kind:
-        kind = loss_kind(self._joiner.step, self._joiner.flows, term.tensor)
+        kind = loss_kind(self._reducer.step, self._reducer.flows, term.tensor)
         if isinstance(kind, PerExample):
             return Sum(kind.mixed_at)
-        if isinstance(kind, Replicated) and self._joiner.step.in_step_all_reduces:
+        if isinstance(kind, Replicated) and self._reducer.step.in_step_all_reduces:
             return Mean(Examples())  # drops the gradient of the all-reduce on a replica without examples
         if not isinstance(kind, Unknown):
             return kind
@@ -93,68 +93,70 @@ class TermSeeds:
             "examples, and batches that do not divide evenly raise an error.", term.tensor, kind.reason,
             extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
-        self._joiner.require_even_parts(term.tensor, kind.reason)
+        self._reducer.require_even_parts(term.tensor, kind.reason)
         return Mean(Examples())
 
     def _is_read(self, term: Term) -> bool:
-        return term.value in self._joiner.editor and bool(self._joiner.editor.consumers(term.value))
+        return term.value in self._reducer.editor and bool(self._reducer.editor.consumers(term.value))
 
     # -- sums over all replicas ------------------------------------------------------------------------------------
 
     def _local_sums(self) -> Sums:
         """Returns this worker's part of the sums, by weight or term: names and shapes."""
-        means = [k.weight for t, k in self._kinds.items() if isinstance(k, Mean) and t.seed in self._joiner.editor]
+        means = [k.weight for t, k in self._kinds.items() if isinstance(k, Mean) and t.seed in self._reducer.editor]
         means += [k.weight for t in self._read if isinstance(k := self._kinds[t], Mean)]
         found: Sums = {
-            weight: (self._joiner.weights_of(weight, EXACT)[1], tf.TensorShape([])) for weight in dict.fromkeys(means)
+            weight: (self._reducer.weights_of(weight, EXACT)[1], tf.TensorShape([])) for weight in dict.fromkeys(means)
         }
         if self._read:
-            with subgraph(self._joiner.editor, f"loss/{self._call}/sums") as f:
+            with subgraph(self._reducer.editor, f"loss/{self._call}/sums") as f:
                 made = [(term, self._local_sum(f, term)) for term in self._read]
             found |= {term: (f.name(value), value.shape) for term, value in made}
         return found
 
     def _local_sum(self, f: SubgraphBuilder, term: Term) -> tf.Tensor:
         kind = self._kinds[term]
-        values = [self._joiner.parts.tensor(f, term.tensor, k) for k in range(self._joiner.count)]
+        values = [self._reducer.parts.tensor(f, term.tensor, k) for k in range(self._reducer.count)]
         exact = [tf.cast(value, EXACT) for value in values]
-        return self._joiner.weighted_sum(f, exact, kind.weight if isinstance(kind, Mean) else None)[0]
+        return self._reducer.weighted_sum(f, exact, kind.weight if isinstance(kind, Mean) else None)[0]
 
     def _known(self, sums: Sums) -> Sums:
         """Returns the weights of the whole batch that every worker knows without communication."""
         found: Sums = {}
-        replicas = self._joiner.group.size
-        if not self._joiner.group.spans_workers or self._replicas < replicas:
+        replicas = self._reducer.group.size
+        if not self._reducer.group.spans_workers or self._replicas < replicas:
             return found
-        with subgraph(self._joiner.editor, f"loss/{self._call}/known") as f:
+        with subgraph(self._reducer.editor, f"loss/{self._call}/known") as f:
             for key in sums:
-                whole = None if isinstance(key, Term) else self._joiner.parts.whole(f, key, replicas, EXACT)
+                whole = None if isinstance(key, Term) else self._reducer.parts.whole(f, key, replicas, EXACT)
                 if whole is not None:
                     found[key] = f.name(whole), tf.TensorShape([])
         return found
 
     def _whole(self, sums: Sums) -> Sums:
         """Returns the same sums over all workers; they are sent as one message."""
-        if not self._joiner.group.spans_workers:
+        if not self._reducer.group.spans_workers:
             return sums
         label = f"loss/{self._call}"
-        with subgraph(self._joiner.editor, f"{label}/packed") as f:
+        with subgraph(self._reducer.editor, f"{label}/packed") as f:
             flat = [tf.reshape(f.input(name, EXACT, shape), [-1]) for name, shape in sums.values()]
             local = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
             result = tf.identity(local)
-        level = self._joiner.level(self._terms[0].tensor)
-        joined = self._joiner.noted(f, label, PendingReductionKind.LOSS, local, None, result, level)
-        with subgraph(self._joiner.editor, f"{label}/unpacked") as g:
-            pieces = tf.split(g.input(joined, EXACT, local.shape), [shape.num_elements() for _, shape in sums.values()])
+        level = self._reducer.level(self._terms[0].tensor)
+        reduced = self._reducer.noted(f, label, PendingReductionKind.LOSS, local, None, result, level)
+        with subgraph(self._reducer.editor, f"{label}/unpacked") as g:
+            pieces = tf.split(
+                g.input(reduced, EXACT, local.shape), [shape.num_elements() for _, shape in sums.values()]
+            )
             wholes = [tf.reshape(p, shape) for p, (_, shape) in zip(pieces, sums.values(), strict=True)]
         return {key: (g.name(whole), whole.shape) for key, whole in zip(sums, wholes, strict=True)}
 
     # -- replacement -----------------------------------------------------------------------------------------------
 
     def _seed_term(self, term: Term, wholes: Sums) -> None:
-        dtype = self._joiner.step.spec_of(tensor(term.seed)).dtype
-        with subgraph(self._joiner.editor, f"loss_weight/{self._call}/{self._terms.index(term)}") as f:
-            made = [self._share(f, self._kinds[term], k, wholes, dtype) for k in range(self._joiner.count)]
+        dtype = self._reducer.step.spec_of(tensor(term.seed)).dtype
+        with subgraph(self._reducer.editor, f"loss_weight/{self._call}/{self._terms.index(term)}") as f:
+            made = [self._share(f, self._kinds[term], k, wholes, dtype) for k in range(self._reducer.count)]
         for k, seed in enumerate(made):
             self._replace(term.seed, k, f.name(seed))
 
@@ -167,28 +169,28 @@ class TermSeeds:
         dtype: tf.DType,
     ) -> tf.Tensor:
         if isinstance(kind, Mean):
-            weight = f.input(self._joiner.weights_of(kind.weight, EXACT)[0][k], EXACT, [])
+            weight = f.input(self._reducer.weights_of(kind.weight, EXACT)[0][k], EXACT, [])
             return tf.cast(tf.math.divide_no_nan(weight, f.input(wholes[kind.weight][0], EXACT, [])), dtype)
         if isinstance(kind, Replicated):
             return tf.constant(1 / self._replicas, dtype)
-        return tf.cast(self._joiner.parts.is_used(f, k), dtype)
+        return tf.cast(self._reducer.parts.is_used(f, k), dtype)
 
     def _replace_value(self, term: Term, wholes: Sums) -> None:
         """Replaces a term's value by that of the whole batch, the same in all replicas."""
         kind = self._kinds[term]
         if term not in self._read:
-            for k in range(self._joiner.count):
-                self._replace(term.value, k, self._joiner.parts.named(term.tensor, k))
+            for k in range(self._reducer.count):
+                self._replace(term.value, k, self._reducer.parts.named(term.tensor, k))
             return
-        spec = self._joiner.step.spec_of(term.tensor)
-        with subgraph(self._joiner.editor, f"loss_value/{self._call}/{self._terms.index(term)}") as f:
+        spec = self._reducer.step.spec_of(term.tensor)
+        with subgraph(self._reducer.editor, f"loss_value/{self._call}/{self._terms.index(term)}") as f:
             whole = f.input(wholes[term][0], EXACT, spec.shape)
             if isinstance(kind, Mean):
                 whole = tf.math.divide_no_nan(whole, f.input(wholes[kind.weight][0], EXACT, []))
             value = tf.cast(whole, spec.dtype)
-        for k in range(self._joiner.count):
+        for k in range(self._reducer.count):
             self._replace(term.value, k, f.name(value))
 
     def _replace(self, node: str, k: int, new: str) -> None:
-        local = self._joiner.parts.named(tensor(node), k)
-        self._joiner.editor.rewire(local, new, sorted(self._joiner.editor.consumers(node_of(local))))
+        local = self._reducer.parts.named(tensor(node), k)
+        self._reducer.editor.rewire(local, new, sorted(self._reducer.editor.consumers(node_of(local))))

@@ -12,7 +12,7 @@ from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, PendingReductionKind
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
-from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.kernels.sums import ordered_sum
 from autodist.layout import Elements, Examples, Scalar, Total, Weight
 from autodist.layout.linearity import Linearity, find_linearity
@@ -56,9 +56,9 @@ class LossScales:
     worker, a worker uses its own batch as the whole.
     """
 
-    def __init__(self, joiner: Joiner) -> None:
-        self._joiner = joiner
-        self._plan = joiner.context.plan
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self._plan = reducer.context.plan
         self._wholes: dict[Weight, str] = {}
 
     def of(self, call: int, weight: Weight) -> Seeds:
@@ -74,52 +74,52 @@ class LossScales:
         return seeds if needs_no_counts else replace(seeds, counts=self._counts(call, weight))
 
     def _call(self, call: int) -> GradientCall:
-        return self._joiner.step.gradient_calls[call]
+        return self._reducer.step.gradient_calls[call]
 
     def _counts(self, call: int, weight: Weight) -> tuple[str, ...]:
         """Returns booleans per replica: the gradients of a masked mean over a part of weight 0 are 0 / 0."""
-        weights, _ = self._joiner.weights_of(weight, EXACT)
-        with subgraph(self._joiner.editor, f"loss_counts/{call}") as f:
+        weights, _ = self._reducer.weights_of(weight, EXACT)
+        with subgraph(self._reducer.editor, f"loss_counts/{call}") as f:
             counts = [tf.not_equal(f.input(w, EXACT, []), 0) for w in weights]
         return tuple(f.name(c) for c in counts)
 
     def _seeds(self, call: int, weight: Weight) -> Seeds:
-        joiner, dtype = self._joiner, self._dtype(call)
-        if not joiner.group.spans_workers or self._is_local(call):
+        reducer, dtype = self._reducer, self._dtype(call)
+        if not reducer.group.spans_workers or self._is_local(call):
             return self._divided(call, weight, self._local_total(weight))
-        with subgraph(joiner.editor, f"total_weight/{call}") as f:
-            whole = joiner.parts.whole(f, weight, joiner.group.size, EXACT)
+        with subgraph(reducer.editor, f"total_weight/{call}") as f:
+            whole = reducer.parts.whole(f, weight, reducer.group.size, EXACT)
         if whole is not None:
             return self._divided(call, weight, f.name(whole))
         if weight in self._wholes:
             return self._divided(call, weight, self._wholes[weight])
         observers = self._find_observers(call)
         if observers is None:
-            names, total = joiner.weights_of(weight, dtype)
+            names, total = reducer.weights_of(weight, dtype)
             return Seeds(tuple(names), total, dtype, divides=True)
         if observers == "here":
             local_total = self._local_total(weight)
             seeds = self._divided(call, weight, local_total)
-            total = joiner.weights_of(weight, dtype)[1]
+            total = reducer.weights_of(weight, dtype)[1]
             return Seeds(seeds.by_replica, total, dtype, divides=True, scale=total)
         return self._divided(call, weight, self._all_reduced(weight))
 
     def _dtype(self, call: int) -> tf.DType:
-        return self._joiner.step.spec_of(tensor(self._joiner.step.gradient_calls[call].seed)).dtype
+        return self._reducer.step.spec_of(tensor(self._reducer.step.gradient_calls[call].seed)).dtype
 
     # -- total weights ---------------------------------------------------------------------------------------------
 
     def _local_total(self, weight: Weight) -> str:
-        return self._joiner.weights_of(weight, EXACT)[1]
+        return self._reducer.weights_of(weight, EXACT)[1]
 
     def _all_reduced(self, weight: Weight) -> str:
         if weight not in self._wholes:
-            joiner, local = self._joiner, self._local_total(weight)
+            reducer, local = self._reducer, self._local_total(weight)
             name = f"loss_total/{len(self._wholes)}"
-            with subgraph(joiner.editor, name) as f:
+            with subgraph(reducer.editor, name) as f:
                 local_total = tf.identity(f.input(local, EXACT, []))
                 result = tf.identity(local_total)
-            self._wholes[weight] = joiner.noted(
+            self._wholes[weight] = reducer.noted(
                 f, name, PendingReductionKind.LOSS, local_total, None, result, self._level(weight)
             )
         return self._wholes[weight]
@@ -127,15 +127,15 @@ class LossScales:
     def _level(self, weight: Weight) -> int:
         match weight:
             case Elements(name) | Scalar(name):
-                return self._joiner.level(name)
+                return self._reducer.level(name)
             case Total(name, inner):
-                return max(self._joiner.level(name), self._level(inner))
+                return max(self._reducer.level(name), self._level(inner))
         return 1
 
     def _divided(self, call: int, weight: Weight, whole: str) -> Seeds:
-        joiner, dtype = self._joiner, self._dtype(call)
-        weights, _ = joiner.weights_of(weight, EXACT)
-        with subgraph(joiner.editor, f"loss_scale/{call}") as f:
+        reducer, dtype = self._reducer, self._dtype(call)
+        weights, _ = reducer.weights_of(weight, EXACT)
+        with subgraph(reducer.editor, f"loss_scale/{call}") as f:
             shares = [self._share(f, w, whole, dtype) for w in weights]
             total = ordered_sum(shares)
         return Seeds(tuple(f.name(s) for s in shares), f.name(total), dtype, is_shared=True)
@@ -148,7 +148,7 @@ class LossScales:
 
     def _sync_modes(self, call: int) -> set[SyncMode | None]:
         """Returns the sync modes of the variables that a call's gradients are for."""
-        names = {g.variable for g in self._joiner.stages.gradients if g.call == call}
+        names = {g.variable for g in self._reducer.stages.gradients if g.call == call}
         synchronies = [self._plan.synchrony(name) for name in sorted(names)]
         return {None if synchrony is None else synchrony.mode for synchrony in synchronies}
 
@@ -159,9 +159,9 @@ class LossScales:
             return modes == {SyncMode.ASYNCHRONOUS}
         if self._plan.is_asynchronous:
             return True
-        context, stages = self._joiner.context, self._joiner.stages
-        writes = [w for w in stages.state_writes if w in self._joiner.varying]
-        return not context.joins_outputs and not stages.gradients and not writes
+        context, stages = self._reducer.context, self._reducer.stages
+        writes = [w for w in stages.state_writes if w in self._reducer.varying]
+        return not context.reduces_outputs and not stages.gradients and not writes
 
     def is_divided_by_own(self, call: int, variable: str) -> bool:
         """Returns True if a variable is updated per worker, while other variables of the call are updated jointly."""
@@ -174,33 +174,33 @@ class LossScales:
         """Returns "everywhere" if anything but sums of gradients depends on the scale of a cotangent; "here" if only
         a fetch of this worker's session does; None if nothing does.
         """
-        seen = self._linearity(self._joiner.step.gradient_calls[call])
+        seen = self._linearity(self._reducer.step.gradient_calls[call])
         if self._dtype(call) not in (tf.float32, tf.float64):
             return "everywhere"
         readers = {*seen.nonlinear, *seen.float16_nodes, *self._other_readers(call, seen)}
-        joins_outputs = self._joiner.context.joins_outputs
-        if readers & (self._needed if joins_outputs else self._trains):
+        reduces_outputs = self._reducer.context.reduces_outputs
+        if readers & (self._needed if reduces_outputs else self._trains):
             return "everywhere"
-        is_returned = any(seen.depends(name) for name in self._joiner.step.outputs)
+        is_returned = any(seen.depends(name) for name in self._reducer.step.outputs)
         if is_returned or readers & self._needed:
-            return "everywhere" if joins_outputs or self._is_all_reduced(seen) else "here"
+            return "everywhere" if reduces_outputs or self._is_all_reduced(seen) else "here"
         return None
 
     def _is_all_reduced(self, seen: Linearity) -> bool:
         """Returns True if workers all-reduce cotangents within the step, which then need the same scale."""
-        return any(seen.depends(tensor(s.node)) for s in self._joiner.step.in_step_all_reduces)
+        return any(seen.depends(tensor(s.node)) for s in self._reducer.step.in_step_all_reduces)
 
     def _linearity(self, call: GradientCall) -> Linearity:
         """Returns the tensors that are proportional to the seed of a call, up to run-once nodes."""
-        return find_linearity(self._joiner.step.graph_index, [call.seed], without=self._joiner.stages.once)
+        return find_linearity(self._reducer.step.graph_index, [call.seed], without=self._reducer.stages.once)
 
     def _other_readers(self, call: int, seen: Linearity) -> set[str]:
         """Returns run-once nodes that read a tensor proportional to the seed, other than the summed gradients."""
-        joined = {t for g in self._joiner.stages.gradients if g.call == call for t in g.tensors}
-        graph_index, once = self._joiner.step.graph_index, self._joiner.stages.once
+        reduced = {t for g in self._reducer.stages.gradients if g.call == call for t in g.tensors}
+        graph_index, once = self._reducer.step.graph_index, self._reducer.stages.once
         found = set()
         for name in seen.grades:
-            if name not in joined and seen.depends(name):
+            if name not in reduced and seen.depends(name):
                 readers = [c for c in graph_index.consumers[node_of(name)] if c in once]
                 found |= {c for c in readers if name in map(tensor, graph_index.nodes[c].input)}
         return found
@@ -208,12 +208,12 @@ class LossScales:
     @cached_property
     def _needed(self) -> set[str]:
         """All nodes that run."""
-        return self._leading_to([*map(node_of, self._joiner.step.outputs), *self._joiner.step.targets])
+        return self._leading_to([*map(node_of, self._reducer.step.outputs), *self._reducer.step.targets])
 
     @cached_property
     def _trains(self) -> set[str]:
         """The ancestors of variable writes. All workers compute them, whatever they fetch."""
-        return self._leading_to(self._joiner.stages.writes)
+        return self._leading_to(self._reducer.stages.writes)
 
     def _leading_to(self, roots: Sequence[str]) -> set[str]:
-        return reach(roots, self._joiner.step.graph_index.sources.__getitem__)
+        return reach(roots, self._reducer.step.graph_index.sources.__getitem__)

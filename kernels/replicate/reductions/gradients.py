@@ -14,10 +14,10 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, RowJoin, VariableGradient
 from autodist.graph.seeds import Undecided, calls_through_all_reduce, live_calls, seed_weight
 from autodist.graph.subgraph import Template, subgraph
-from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.joins.loss_scales import LossScales, Seeds
-from autodist.kernels.replicate.joins.statistics import Statistics
-from autodist.kernels.replicate.joins.terms import TermSeeds
+from autodist.kernels.replicate.reductions.loss_scales import LossScales, Seeds
+from autodist.kernels.replicate.reductions.reducer import Reducer
+from autodist.kernels.replicate.reductions.statistics import Statistics
+from autodist.kernels.replicate.reductions.terms import TermSeeds
 from autodist.kernels.sums import join_rows, ordered_sum, rows_of_examples, sum_of_sums
 from autodist.layout import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
@@ -25,11 +25,11 @@ from autodist.logs.terminal import ALIKE_EVERYWHERE
 log = logging.getLogger("autodist")
 
 
-class GradientJoins:
+class GradientReductions:
     """Reduces the gradients of one replicated graph, and other values that an update reads from the compute part."""
 
-    def __init__(self, joiner: Joiner) -> None:
-        self._joiner, self._scales = joiner, LossScales(joiner)
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer, self._scales = reducer, LossScales(reducer)
         self._seeds: dict[int, Seeds] = {}
 
     def weigh_losses(self) -> None:
@@ -38,23 +38,23 @@ class GradientJoins:
         If no single weight fits the whole loss, each of its terms has a seed. Gradients with respect to other tensors
         than variables are not summed, but have such seeds, too.
         """
-        joined = {g.call for g in self._joiner.stages.gradients}
-        added_up = joined | calls_through_all_reduce(self._joiner.step, joined)
-        for k in live_calls(self._joiner.step):
-            if self._joiner.step.gradient_calls[k].terms:
-                TermSeeds(self._joiner, k).seed()
+        reduced = {g.call for g in self._reducer.stages.gradients}
+        added_up = reduced | calls_through_all_reduce(self._reducer.step, reduced)
+        for k in live_calls(self._reducer.step):
+            if self._reducer.step.gradient_calls[k].terms:
+                TermSeeds(self._reducer, k).seed()
                 self._seeds[k] = self._ones(k)
                 continue
             weight = self._loss_kind(k, k in added_up)
             if weight is not None or k in added_up:
                 self._weigh(k, weight)
-        self._log_mixing(sorted(joined))
+        self._log_mixing(sorted(reduced))
 
     def _log_mixing(self, calls: Sequence[int]) -> None:
         """Logs if examples only see those of their own replica: the loss is not that of the whole batch then."""
-        gradient_calls = [self._joiner.step.gradient_calls[k] for k in calls]
+        gradient_calls = [self._reducer.step.gradient_calls[k] for k in calls]
         made = [t for call in gradient_calls for t in (*call.targets, *(term.tensor for term in call.terms))]
-        kinds = [self._joiner.flows.kind(t) for t in made]
+        kinds = [self._reducer.flows.kind(t) for t in made]
         nodes = dict.fromkeys(k.mixed_at for k in kinds if isinstance(k, Sum | Mean | PerExample) and k.mixed_at)
         for node in nodes:
             log.info(
@@ -65,13 +65,13 @@ class GradientJoins:
                 node, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
-    def _loss_kind(self, call: int, is_joined: bool) -> Weight | None:
+    def _loss_kind(self, call: int, is_reduced: bool) -> Weight | None:
         """Returns the weight of a mean, or None for a sum."""
-        gradient_call, flows = self._joiner.step.gradient_calls[call], self._joiner.flows
-        weight = seed_weight(self._joiner.step, flows, gradient_call, is_joined)
+        gradient_call, flows = self._reducer.step.gradient_calls[call], self._reducer.flows
+        weight = seed_weight(self._reducer.step, flows, gradient_call, is_reduced)
         if not isinstance(weight, Undecided):
             return weight
-        if not is_joined:
+        if not is_reduced:
             log.info(
                 "a gradient of %s with respect to no variable is computed by each replica from its own examples: it is "
                 "not known how %s depends on the batch (%s).", weight.target, weight.target, weight.reason,
@@ -79,7 +79,7 @@ class GradientJoins:
             )  # fmt: skip
             return None
         for target in gradient_call.targets:
-            kind = loss_kind(self._joiner.step, flows, target)
+            kind = loss_kind(self._reducer.step, flows, target)
             reason = kind.reason if isinstance(kind, Unknown) else weight.reason
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is treated as a mean over examples, "
@@ -87,48 +87,49 @@ class GradientJoins:
                 "of all replicas with tf.distribute.get_replica_context().all_gather(rows, axis=0).",
                 target, reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
-        self._joiner.require_even_parts(weight.target, weight.reason)
+        self._reducer.require_even_parts(weight.target, weight.reason)
         return Examples()
 
     def _weigh(self, call: int, weight: Weight | None) -> None:
         seeds = self._ones(call) if weight is None else self._scales.of(call, weight)
-        seed = self._joiner.step.gradient_calls[call].seed
-        readers = {k: self._readers(seed, k) for k in range(self._joiner.count)}
+        seed = self._reducer.step.gradient_calls[call].seed
+        readers = {k: self._readers(seed, k) for k in range(self._reducer.count)}
         for k, made in enumerate(seeds.by_replica):
-            self._joiner.editor.rewire(self._joiner.parts.named(tensor(seed), k), made, readers[k])
+            self._reducer.editor.rewire(self._reducer.parts.named(tensor(seed), k), made, readers[k])
         self._seeds[call] = seeds
 
     def _ones(self, call: int) -> Seeds:
         """Returns the seeds of a sum: 1 for each replica that has examples."""
-        dtype = self._joiner.step.spec_of(tensor(self._joiner.step.gradient_calls[call].seed)).dtype
-        with subgraph(self._joiner.editor, f"loss_weight/{call}") as f:
-            ones = [tf.cast(self._joiner.parts.is_used(f, k), dtype) for k in range(self._joiner.count)]
+        dtype = self._reducer.step.spec_of(tensor(self._reducer.step.gradient_calls[call].seed)).dtype
+        with subgraph(self._reducer.editor, f"loss_weight/{call}") as f:
+            ones = [tf.cast(self._reducer.parts.is_used(f, k), dtype) for k in range(self._reducer.count)]
             total = ordered_sum(ones)
         return Seeds(tuple(f.name(one) for one in ones), f.name(total), dtype)
 
     def _readers(self, seed: str, k: int) -> list[str]:
-        return sorted(self._joiner.editor.consumers(node_of(self._joiner.parts.named(tensor(seed), k))))
+        return sorted(self._reducer.editor.consumers(node_of(self._reducer.parts.named(tensor(seed), k))))
 
-    def join_gradients(self) -> None:
+    def reduce_gradients(self) -> None:
         """Sums each gradient over the local replicas."""
-        joins = [
-            self._join_gradient(position, gradient) for position, gradient in enumerate(self._joiner.stages.gradients)
+        reductions = [
+            self._reduce_gradient(position, gradient)
+            for position, gradient in enumerate(self._reducer.stages.gradients)
         ]
-        for gradient, join in zip(self._joiner.stages.gradients, joins, strict=True):
-            for old, new in zip(gradient.tensors, join.result, strict=True):
-                self._joiner.editor.rewire(old, new, self._joiner.late_readers(old))
-            self._joiner.note(join)
+        for gradient, pending in zip(self._reducer.stages.gradients, reductions, strict=True):
+            for old, new in zip(gradient.tensors, pending.result, strict=True):
+                self._reducer.editor.rewire(old, new, self._reducer.late_readers(old))
+            self._reducer.note(pending)
 
-    def _join_gradient(self, position: int, gradient: VariableGradient) -> PendingReduction:
-        specs = [self._joiner.step.spec_of(t) for t in gradient.tensors]
-        named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
+    def _reduce_gradient(self, position: int, gradient: VariableGradient) -> PendingReduction:
+        specs = [self._reducer.step.spec_of(t) for t in gradient.tensors]
+        named = [self._reducer.parts.named(t, k) for k in range(self._reducer.count) for t in gradient.tensors]
         seeds = self._seeds[gradient.call]
         scale = [] if seeds.scale is None else [seeds.scale]
         sizes = self._sizes(gradient)
         made = self._sum_of(tuple(spec.dtype for spec in specs), gradient, seeds).splice(
-            self._joiner.editor, f"gradient/{position}", [*scale, *seeds.counts, *sizes, *named]
+            self._reducer.editor, f"gradient/{position}", [*scale, *seeds.counts, *sizes, *named]
         )
-        shape = tf.TensorShape(self._joiner.step.by_name[gradient.variable].shape)
+        shape = tf.TensorShape(self._reducer.step.by_name[gradient.variable].shape)
         divides = seeds.divides or (
             seeds.is_shared and self._scales.is_divided_by_own(gradient.call, gradient.variable)
         )
@@ -138,10 +139,10 @@ class GradientJoins:
             local=tuple(made[: len(specs)]),
             result=tuple(made[len(specs) :]),
             weight=seeds.total if divides else None,
-            level=self._joiner.stages.level[position],
+            level=self._reducer.stages.level[position],
             dtype=specs[-1].dtype,
             shape=specs[-1].shape if gradient.is_sparse else shape,
-            group=self._joiner.group,
+            group=self._reducer.group,
             variable=gradient.variable,
             index_dtype=specs[0].dtype if gradient.is_sparse else None,
             weight_dtype=seeds.dtype if divides else None,
@@ -152,7 +153,7 @@ class GradientJoins:
     def _sizes(self, gradient: VariableGradient) -> Sequence[str]:
         """Returns each local replica's number of examples, if rows of a replica without examples are to be dropped."""
         is_left_out = gradient.is_sparse and gradient.row_join is not RowJoin.ALIGNED
-        return self._joiner.parts.sizes or () if is_left_out else ()
+        return self._reducer.parts.sizes or () if is_left_out else ()
 
     def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: VariableGradient, seeds: Seeds) -> Template:
         """Returns a template that sums the local replicas' tensors of a gradient: the sums, and their replacements."""
@@ -160,7 +161,7 @@ class GradientJoins:
         scaled = [] if seeds.scale is None else [seeds.dtype]
         counted, sized = [tf.bool] * len(seeds.counts), [tf.int64] * len(self._sizes(gradient))
         leading = [*scaled, *counted, *sized]
-        pipelines = self._joiner.context.plan.pipelines
+        pipelines = self._reducer.context.plan.pipelines
 
         def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
             rest = iter(tensors)
@@ -174,35 +175,35 @@ class GradientJoins:
             dense = [sum_of_sums(by_tensor[0], pipelines)] if len(dtypes) == 1 else None
             local = dense or [*join_rows(row_join, aligned, *by_tensor)]
             local[-1:] = [local[-1] * tf.cast(s, dtypes[-1]) for s in scale] or local[-1:]
-            return [*local, *([tf.identity(t) for t in local] if self._joiner.group.spans_workers else local)]
+            return [*local, *([tf.identity(t) for t in local] if self._reducer.group.spans_workers else local)]
 
         key = ("sum", dtypes, row_join, aligned, *leading)
-        return self._joiner.template(key, [*leading, *[*dtypes] * self._joiner.count], add)
+        return self._reducer.template(key, [*leading, *[*dtypes] * self._reducer.count], add)
 
-    def join_boundary(self, statistics: Statistics) -> None:
+    def reduce_boundary(self, statistics: Statistics) -> None:
         """Reduces other values that an update reads from the compute part: a loss that scales it, or must be finite.
 
         Text, from which no variable is computed, is handled by `OutputJoins.join_texts`.
         """
-        joined = {t for g in self._joiner.stages.gradients for t in g.tensors}
+        reduced = {t for g in self._reducer.stages.gradients for t in g.tensors}
         needed: dict[str, None] = {}
-        reading = {name for varying in self._joiner.varying for name in self._joiner.editor.consumers(varying)}
-        for name in sorted(reading & self._joiner.stages.once, key=self._joiner.stages.order.__getitem__):
+        reading = {name for varying in self._reducer.varying for name in self._reducer.editor.consumers(varying)}
+        for name in sorted(reading & self._reducer.stages.once, key=self._reducer.stages.order.__getitem__):
             needed.update(
                 dict.fromkeys(
-                    tensor(i) for i in self._joiner.editor[name].input
-                    if not is_control(i) and node_of(i) in self._joiner.varying and tensor(i) not in joined
-                    and self._joiner.step.spec_of(tensor(i)).dtype != tf.string
+                    tensor(i) for i in self._reducer.editor[name].input
+                    if not is_control(i) and node_of(i) in self._reducer.varying and tensor(i) not in reduced
+                    and self._reducer.step.spec_of(tensor(i)).dtype != tf.string
                 )
             )  # fmt: skip
         for position, name in enumerate(needed):
-            readers = self._joiner.late_readers(name)
-            self._joiner.editor.rewire(name, self._whole(f"update_input/{position}", name, statistics), readers)
+            readers = self._reducer.late_readers(name)
+            self._reducer.editor.rewire(name, self._whole(f"update_input/{position}", name, statistics), readers)
 
     def _whole(self, label: str, name: str, statistics: Statistics) -> str:
         """Returns the whole batch's value of a tensor that an update reads from the compute part."""
-        kind = self._joiner.flows.kind(name)
-        if isinstance(kind, Replicated) and not self._joiner.group.receivers:
+        kind = self._reducer.flows.kind(name)
+        if isinstance(kind, Replicated) and not self._reducer.group.receivers:
             return name  # a replica-independent output of a function with other, replica-dependent outputs
         if isinstance(kind, Mean | Sum):
             return self._join(label, name, kind)
@@ -216,4 +217,4 @@ class GradientJoins:
         )
 
     def _join(self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0) -> str:
-        return self._joiner.join_value(label, PendingReductionKind.BOUNDARY, name, kind, copies, depth)
+        return self._reducer.reduce_value(label, PendingReductionKind.BOUNDARY, name, kind, copies, depth)

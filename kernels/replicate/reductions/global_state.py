@@ -12,9 +12,9 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Aggregation, PendingReductionKind
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.replica_dependent import find_late_reads
-from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.joins.statistics import GlobalStatistic, Statistics
 from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
+from autodist.kernels.replicate.reductions.reducer import Reducer
+from autodist.kernels.replicate.reductions.statistics import GlobalStatistic, Statistics
 from autodist.kernels.replicate.state_writes import StateChange
 from autodist.layout import Joined, Kind, Mean, PerExample, Reduced, Replicated, Sum, Unknown
 
@@ -37,13 +37,13 @@ class GlobalState:
     variable after writing it, the arithmetic reads the value that one device would have written.
 
     Args:
-        joiner: reduces the means and sums.
+        reducer: reduces the means and sums.
         changes: all state changes of the step.
         statistics: finds and computes values that need several passes over the examples.
     """
 
-    def __init__(self, joiner: Joiner, changes: Sequence[StateChange], statistics: Statistics) -> None:
-        self._joiner, self._statistics = joiner, statistics
+    def __init__(self, reducer: Reducer, changes: Sequence[StateChange], statistics: Statistics) -> None:
+        self._reducer, self._statistics = reducer, statistics
         self._late = self._find_late(changes)
         self._depends_on_writes = self._find_dependents()
         self._kinds: dict[str, Kind] = {}
@@ -68,7 +68,7 @@ class GlobalState:
         Such moments are averaged over the replicas, as in tf.distribute, although the mean of variances is not the
         variance of the batch. Normalisation per replica is logged separately.
         """
-        nodes, found = self._joiner.step.graph_index.nodes, False
+        nodes, found = self._reducer.step.graph_index.nodes, False
         front = self.unknown_parts(change)
         if any(map(self.is_of_written, front)):
             return False
@@ -107,7 +107,7 @@ class GlobalState:
 
     def made_of(self, name: str) -> list[str]:
         """Returns the means and sums over the batch that a tensor is computed from; empty if it has other inputs."""
-        is_excluded = node_of(name) in self._depends_on_writes or node_of(name) not in self._joiner.varying
+        is_excluded = node_of(name) in self._depends_on_writes or node_of(name) not in self._reducer.varying
         found = self._behind(name) if not is_excluded else None
         return list(found.wholes) if found is not None else []
 
@@ -124,8 +124,8 @@ class GlobalState:
 
     def _find_late(self, changes: Sequence[StateChange]) -> dict[str, _Written]:
         """Maps each node that reads a variable after writes of the compute part to the last of these writes."""
-        stages, found = self._joiner.stages, {}
-        late = find_late_reads(stages, self._joiner.varying)
+        stages, found = self._reducer.stages, {}
+        late = find_late_reads(stages, self._reducer.varying)
         for change in changes:
             for reader in late.intersection(stages.readers(change.variable.handle)):
                 before = [w for w in stages.writes_before(reader, change.variable.handle) if w in change.made]
@@ -135,7 +135,7 @@ class GlobalState:
 
     def _find_dependents(self) -> set[str]:
         """Returns the nodes that depend on such reads: they differ between replicas, even if propagation disagrees."""
-        graph_index, found = self._joiner.step.graph_index, set(self._late)
+        graph_index, found = self._reducer.step.graph_index, set(self._late)
         for name in graph_index.order if found else ():
             if not found.isdisjoint(graph_index.data[name]):
                 found.add(name)
@@ -151,7 +151,7 @@ class GlobalState:
 
         A mean of such values stays a mean if it cannot be recomputed.
         """
-        kind = self._joiner.flows.kind(name)
+        kind = self._reducer.flows.kind(name)
         is_joined_or_same = isinstance(kind, Joined | Replicated)
         if node_of(name) not in self._depends_on_writes or not is_joined_or_same:
             return kind
@@ -175,7 +175,7 @@ class GlobalState:
         if isinstance(kind, Replicated | Sum | Reduced):
             return None
         if isinstance(kind, Mean):
-            known = self._joiner.step.spec_of(name).dtype.is_floating
+            known = self._reducer.step.spec_of(name).dtype.is_floating
             return None if known else f"{name} is a mean of whole numbers"
         if isinstance(kind, Unknown):
             return kind.reason if self._behind(name) is None and self._statistic(name) is None else None
@@ -183,11 +183,11 @@ class GlobalState:
 
     def _behind(self, name: str) -> RecomputedValue | None:
         """Returns the computation of `name` from other tensors, if the value for the whole batch is known for all."""
-        return find_recomputed(self._joiner.step, name, self._kind_here, self._is_whole)
+        return find_recomputed(self._reducer.step, name, self._kind_here, self._is_whole)
 
     def _kind_here(self, name: str) -> Kind:
         """Returns the kind of a tensor; Replicated if it is not computed per replica."""
-        is_per_replica = node_of(name) in self._joiner.varying or node_of(name) in self._late
+        is_per_replica = node_of(name) in self._reducer.varying or node_of(name) in self._late
         return self._kind(name) if is_per_replica else Replicated()
 
     def _is_whole(self, name: str, kind: Kind) -> bool | None:
@@ -211,7 +211,7 @@ class GlobalState:
         dtype, shape, name = change.variable.dtype, change.variable.shape, f"state/{written.write}/whole"
         base = change.before if made.base is None else self._whole(f"{name}/base", made.base)
         wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(dict.fromkeys(made.changes))}
-        with subgraph(self._joiner.editor, f"{name}/added") as f:
+        with subgraph(self._reducer.editor, f"{name}/added") as f:
             result = f.input(base, dtype, shape)
             for t in made.added:
                 result += f.input(wholes[t], dtype, shape)
@@ -229,14 +229,14 @@ class GlobalState:
         statistic = self._statistic(captured)
         found = self._behind(captured) if not isinstance(kind, Joined) else None
         if found is None and statistic is not None:
-            return self._statistics.make(name, statistic, self._join_state)
+            return self._statistics.make(name, statistic, self._reduce_state)
         if isinstance(kind, Joined):
-            return self._join_state(name, captured, kind)
+            return self._reduce_state(name, captured, kind)
         assert found is not None, "see `unknown`"
         wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(found.wholes)}
-        return make_again(self._joiner.editor, name, captured, found, wholes)
+        return make_again(self._reducer.editor, name, captured, found, wholes)
 
-    def _join_state(
+    def _reduce_state(
         self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
     ) -> str:
-        return self._joiner.join_value(name, PendingReductionKind.STATE, captured, kind, copies, depth)
+        return self._reducer.reduce_value(name, PendingReductionKind.STATE, captured, kind, copies, depth)

@@ -208,7 +208,7 @@ def fetched_by(worker: int, values: Values, shape: tuple[int, int], x: np.ndarra
     captured = capture(step_that(values), x)
     value = captured.sources[0].numpy()
     step = rewrite(captured.step, Context(plan(captured.step, *shape), worker, Fetching.BY_EACH))
-    assert not [join for join in step.joins if join.name.startswith("output")]
+    assert not [reduce for reduce in step.reductions if reduce.name.startswith("output")]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         tf.import_graph_def(in_one_session(step.graph_def), name="")
         weight = graph.get_tensor_by_name(f"{step.by_name['weight'].handle}:0")
@@ -251,7 +251,7 @@ def test_places_of_largest_values_are_told_of(caplog: pytest.LogCaptureFixture) 
     assert "taken from each worker's first replica" in caplog.text
 
 
-def test_joins_that_wait_for_one_another_do_not_share_a_bucket() -> None:
+def test_reductions_that_wait_for_one_another_do_not_share_a_bucket() -> None:
     [(x,)] = batches(6)
     captured = capture(step_that(lambda x, errors: (tf.math.reduce_variance(x), tf.math.reduce_variance(errors))), x)
     session = Session(captured, plan(captured.step, 2, 1))
@@ -261,7 +261,7 @@ def test_joins_that_wait_for_one_another_do_not_share_a_bucket() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 1), (3, 1)], ids=lambda s: f"{s[0]}x{s[1]}")
 @pytest.mark.parametrize("values", [lambda x, errors: tf.reduce_mean(errors), lambda x, errors: tf.reduce_sum(errors)])
-def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway(
+def test_it_is_told_whether_any_worker_has_examples_beside_what_is_reduced_anyway(
     values: Values, shape: tuple[int, int]
 ) -> None:
     captured = capture(step_that(values), *batches(4)[0])
@@ -279,6 +279,6 @@ def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway
 
 
 def bucketed(step: Step) -> list[int]:
-    """Returns for each bucket of values other than gradients the number of its joins."""
-    own = [join for join in step.joins if join.kind is PendingReductionKind.STATE]
-    return [len(bucket.joins) // len(own) for bucket in make_buckets(own, lambda join: None)]
+    """Returns for each bucket of values other than gradients the number of its reductions."""
+    own = [reduce for reduce in step.reductions if reduce.kind is PendingReductionKind.STATE]
+    return [len(bucket.reductions) // len(own) for bucket in make_buckets(own, lambda reduce: None)]

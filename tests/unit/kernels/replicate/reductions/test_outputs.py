@@ -64,7 +64,7 @@ def test_a_summary_that_a_session_fetches_is_that_of_its_own_workers_replicas():
     captured = capture(summarised(means_and_sums), *BATCHES[0])
     context = Context(plan(captured.step, 2, 2), 0, Fetching.BY_EACH)
     step = rewrite(captured.step, context)
-    assert not [join for join in step.joins if join.name.startswith("output")]
+    assert not [pending for pending in step.reductions if pending.name.startswith("output")]
     x = BATCHES[0][0]
     with tf.Graph().as_default() as graph, v1.Session() as session:
         tf.import_graph_def(in_one_session(step.graph_def), name="")
@@ -160,7 +160,7 @@ def test_rows_that_a_step_returns_come_in_order(shape):
     ("shape", "fetching", "says"),
     [((2, 1), Fetching.BY_EACH, 0), ((2, 1), Fetching.BY_ALL, 2), ((1, 2), Fetching.BY_EACH, 1)],
 )
-def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, fetching, says, caplog):
+def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_reduced(shape, fetching, says, caplog):
     weight = variable("w", 4, 1)
 
     def step(x):
@@ -179,7 +179,7 @@ def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, f
 
 @pytest.mark.parametrize("cluster", [(1, 2), (2, 1)])
 def test_a_scalar_weights_gradient_is_that_of_the_whole_batch_where_a_loop_makes_it(cluster, caplog):
-    """The join of a loop's gradient outputs is unknown; a variable's gradient is still a sum."""
+    """The reduction of a loop's gradient outputs is unknown; a variable's gradient is still a sum."""
     weight = tf.Variable(1.0, dtype=tf.float64, name="weight")
 
     def step(x):

@@ -13,11 +13,11 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.subgraph import subgraph
-from autodist.kernels.replicate.joins.global_state import GlobalState
-from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.joins.rows import concatenated
-from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
+from autodist.kernels.replicate.reductions.global_state import GlobalState
+from autodist.kernels.replicate.reductions.reducer import Reducer
+from autodist.kernels.replicate.reductions.rows import concatenated
+from autodist.kernels.replicate.reductions.statistics import Statistics
 from autodist.layout import (
     Examples,
     Joined,
@@ -35,43 +35,43 @@ from autodist.logs.terminal import ALIKE_EVERYWHERE
 log = logging.getLogger("autodist")
 
 
-class OutputJoins:
+class OutputReductions:
     """Reduces the outputs of one replicated graph."""
 
-    def __init__(self, joiner: Joiner, whole: GlobalState, statistics: Statistics) -> None:
-        self._joiner, self._whole, self._statistics = joiner, whole, statistics
+    def __init__(self, reducer: Reducer, whole: GlobalState, statistics: Statistics) -> None:
+        self._reducer, self._whole, self._statistics = reducer, whole, statistics
 
-    def join_outputs(self) -> list[str]:
+    def reduce_outputs(self) -> list[str]:
         """Reduces the outputs: rows over the local replicas, values of the whole batch over all workers."""
-        if not self._joiner.step.is_whole:
+        if not self._reducer.step.is_whole:
             self._log_mixing()
         return [
-            self._join_output(position, name) if node_of(name) in self._joiner.varying else name
-            for position, name in enumerate(self._joiner.step.outputs)
+            self._reduce_output(position, name) if node_of(name) in self._reducer.varying else name
+            for position, name in enumerate(self._reducer.step.outputs)
         ]
 
-    def join_texts(self) -> None:
+    def reduce_texts(self) -> None:
         """Reduces values in text of the compute part that run-once nodes read, such as a loss shown with gradients."""
-        graph_index, stages, editor = self._joiner.step.graph_index, self._joiner.stages, self._joiner.editor
+        graph_index, stages, editor = self._reducer.step.graph_index, self._reducer.stages, self._reducer.editor
         texts = [
             tensor(i)
             for name in sorted(stages.once, key=stages.order.__getitem__) if name in editor
             for i in graph_index.nodes[name].input
-            if not is_control(i) and node_of(i) in self._joiner.varying
-            and self._joiner.step.spec_of(tensor(i)).dtype == tf.string
+            if not is_control(i) and node_of(i) in self._reducer.varying
+            and self._reducer.step.spec_of(tensor(i)).dtype == tf.string
         ]  # fmt: skip
         for position, name in enumerate(dict.fromkeys(texts)):
-            readers = self._joiner.late_readers(name)
-            editor.rewire(name, self._join_text(f"text/{position}", name), readers)
+            readers = self._reducer.late_readers(name)
+            editor.rewire(name, self._reduce_text(f"text/{position}", name), readers)
 
     def _log_mixing(self) -> None:
         """Logs scalars in which examples only see those of their own replica, unless the loss has the same issue."""
-        flows = self._joiner.flows
-        losses = [flows.kind(t) for call in self._joiner.step.gradient_calls for t in call.targets]
+        flows = self._reducer.flows
+        losses = [flows.kind(t) for call in self._reducer.step.gradient_calls for t in call.targets]
         if any(isinstance(kind, Mean | Sum | PerExample) and kind.mixed_at for kind in losses):
             return
-        for name in self._joiner.step.outputs:
-            if node_of(name) not in self._joiner.varying:
+        for name in self._reducer.step.outputs:
+            if node_of(name) not in self._reducer.varying:
                 continue
             made_of = [t for t in (self._whole.made_of(name) or [name]) if self._statistics.find(t) is None]
             kinds = [flows.kind(t) for t in made_of]
@@ -80,112 +80,112 @@ class OutputJoins:
                 log.info(
                     "output %s is combined from each replica's value over its own examples, which see one another "
                     "there (first at node %r), as in a variance: it is not that of the whole batch.",
-                    name, node, extra=ALIKE_EVERYWHERE if self._joiner.context.joins_outputs else None,
+                    name, node, extra=ALIKE_EVERYWHERE if self._reducer.context.reduces_outputs else None,
                 )  # fmt: skip
 
-    def _join_output(self, position: int, name: str) -> str:
+    def _reduce_output(self, position: int, name: str) -> str:
         kind, label = self._kind(name), f"output/{position}"
-        if self._joiner.step.spec_of(name).dtype == tf.string and not isinstance(kind, Joined | PerExample):
-            return self._join_text(label, name)
+        if self._reducer.step.spec_of(name).dtype == tf.string and not isinstance(kind, Joined | PerExample):
+            return self._reduce_text(label, name)
         if isinstance(kind, Unknown) and self._is_gradient(name):
             kind = Sum()
         if isinstance(kind, Unknown) and not isinstance(kind, Joined):
-            made = self._made_of_joined(label, name)
+            made = self._made_of_reduced(label, name)
             if made is not None:
                 return made
             kind = self._guess(name, kind)
-        return self._joined_as(label, name, kind)
+        return self._reduced_as(label, name, kind)
 
     def _kind(self, name: str) -> Kind:
         """Returns an output's kind; Unknown for a sum that a constant may divide by the batch's length, as a loss."""
-        flows = self._joiner.flows
+        flows = self._reducer.flows
         kind = flows.kind(name)
-        return loss_kind(self._joiner.step, flows, name) if isinstance(kind, Sum) else kind
+        return loss_kind(self._reducer.step, flows, name) if isinstance(kind, Sum) else kind
 
     def _is_sum(self, name: str) -> bool:
-        return isinstance(self._joiner.flows.kind(name), Sum)
+        return isinstance(self._reducer.flows.kind(name), Sum)
 
     def _is_gradient(self, name: str) -> bool:
         """Returns True if a tensor is a variable's gradient, even if its computation is unknown, as in a loop."""
-        gradients = self._joiner.step.gradients
+        gradients = self._reducer.step.gradients
         return self._origin(name) in {self._origin(g.tensors[0]) for g in gradients if not g.is_sparse}
 
     def _origin(self, name: str) -> str:
         """Returns the tensor that `name` forwards through identity-like nodes."""
-        nodes = self._joiner.step.graph_index.nodes
+        nodes = self._reducer.step.graph_index.nodes
         while (node := nodes[node_of(name)]).op in having(Trait.IDENTITY):
             name = tensor(node.input[0])
         return name
 
-    def _join_text(self, label: str, name: str) -> str:
+    def _reduce_text(self, label: str, name: str) -> str:
         """Reduces the values shown in a text (a summary); in a merged summary, each part separately."""
-        if node_of(name) not in self._joiner.varying:
+        if node_of(name) not in self._reducer.varying:
             return name
-        step = self._joiner.step
+        step = self._reducer.step
         node = step.graph_index.nodes[node_of(name)]
         if node.op == "MergeSummary":
             merged = [tensor(i) for i in node.input if not is_control(i)]
-            parts = {t: self._join_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
-            return make_again(self._joiner.editor, label, name, RecomputedValue(tuple(parts), (node.name,)), parts)
+            parts = {t: self._reduce_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
+            return make_again(self._reducer.editor, label, name, RecomputedValue(tuple(parts), (node.name,)), parts)
         kind_of = self._kind
         made_of = find_recomputed(step, name, kind_of, _is_joined)
         if made_of is not None:
             local_only = [t for t in made_of.wholes if not self._is_of_all(t) or isinstance(kind_of(t), PerExample)]
-            if self._joiner.context.computes or not local_only:
+            if self._reducer.context.computes or not local_only:
                 self._warn_of_local_parts(name, local_only)
                 return self._recomputed(label, name, made_of, None)
         kind = kind_of(name)
-        return self._joined_as(label, name, self._guess(name, kind) if isinstance(kind, Unknown) else kind)
+        return self._reduced_as(label, name, self._guess(name, kind) if isinstance(kind, Unknown) else kind)
 
     def _warn_of_local_parts(self, name: str, local_only: Sequence[str]) -> None:
         """Warns of values in a text that are computed from this worker's examples only, unlike the rest."""
-        context = self._joiner.context
-        if local_only and context.joins_outputs and len(context.group.workers) > 1:
+        context = self._reducer.context
+        if local_only and context.reduces_outputs and len(context.group.workers) > 1:
             text = "output %s shows %s of each worker's own examples, and not of the whole batch."
             log.warning(text, name, ", ".join(local_only), extra=ALIKE_EVERYWHERE)
 
-    def _made_of_joined(self, label: str, name: str) -> str | None:
+    def _made_of_reduced(self, label: str, name: str) -> str | None:
         """Computes an output of unknown kind from reduced values; returns None if that is not known to be possible."""
-        if self._joiner.step.rows is not None and any(map(self._is_sum, self._whole.made_of(name) or [name])):
+        if self._reducer.step.rows is not None and any(map(self._is_sum, self._whole.made_of(name) or [name])):
             return None
-        if self._is_of_all(name) or not self._joiner.group.spans_workers:
+        if self._is_of_all(name) or not self._reducer.group.spans_workers:
             return self._whole.of(label, name) if self._whole.has(name) else None  # for example the root of a mean
         return self._computed_here(label, name)
 
     def _computed_here(self, label: str, name: str) -> str | None:
         """Computes such an output from values reduced over this worker's replicas only."""
-        if not self._joiner.context.computes or self._whole.is_of_written(name):
+        if not self._reducer.context.computes or self._whole.is_of_written(name):
             return None
-        made_of = find_recomputed(self._joiner.step, name, self._joiner.flows.kind, self._is_known)
+        made_of = find_recomputed(self._reducer.step, name, self._reducer.flows.kind, self._is_known)
         statistic = self._statistics.find(name) if made_of is None else None
-        if self._joiner.count == 1:
+        if self._reducer.count == 1:
             return name if made_of or statistic else None
         if made_of is not None:
             return self._recomputed(label, name, made_of, False)
-        return self._statistics.make(label, statistic, self._join_here) if statistic is not None else None
+        return self._statistics.make(label, statistic, self._reduce_locally) if statistic is not None else None
 
     def _is_known(self, name: str, kind: Kind) -> bool | None:
         if not isinstance(kind, Joined):
             return None
-        return not isinstance(kind, Mean) or self._joiner.step.spec_of(name).dtype.is_floating
+        return not isinstance(kind, Mean) or self._reducer.step.spec_of(name).dtype.is_floating
 
-    def _joined_as(self, label: str, name: str, kind: Kind) -> str:
-        joiner = self._joiner
+    def _reduced_as(self, label: str, name: str, kind: Kind) -> str:
+        reducer = self._reducer
         if (
-            joiner.step.in_step_all_reduces
-            and joiner.group.receivers
+            reducer.step.in_step_all_reduces
+            and reducer.group.receivers
             and self._is_of_all(name)
             and kind == Replicated()
         ):
             kind = Reduced("it is alike on all that compute", ReducedBy.MAX)  # sends it to workers without replicas
-        if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
-            return self._joined(label, name, kind, self._is_of_all(name))
-        if isinstance(kind, PerExample) and self._joiner.step.is_whole:
-            self._joiner.require_known(name, kind)
+        if isinstance(kind, Joined) and (self._reducer.context.computes or self._is_of_all(name)):
+            return self._reduced(label, name, kind, self._is_of_all(name))
+        if isinstance(kind, PerExample) and self._reducer.step.is_whole:
+            self._reducer.require_known(name, kind)
             return self._rows_of_all(label, name, kind.axis)
-        if not self._joiner.context.computes:
-            return self._placeholder(label, self._joiner.step.spec_of(name))
-        return concatenated(self._joiner, label, name, kind.axis) if isinstance(kind, PerExample) else name
+        if not self._reducer.context.computes:
+            return self._placeholder(label, self._reducer.step.spec_of(name))
+        return concatenated(self._reducer, label, name, kind.axis) if isinstance(kind, PerExample) else name
 
     def _recomputed(self, label: str, name: str, made_of: RecomputedValue, is_of_all: bool | None) -> str:
         """Recomputes arithmetic on reduced values, or text that shows them (a summary).
@@ -196,57 +196,59 @@ class OutputJoins:
             made_of: its computation.
             is_of_all: True if the values are reduced over all workers; None: if they would be as outputs.
         """
-        joined = {}
+        reduced = {}
         for k, t in enumerate(made_of.wholes):
-            kind = self._joiner.flows.kind(t)
+            kind = self._reducer.flows.kind(t)
             if isinstance(kind, PerExample):
-                joined[t] = concatenated(self._joiner, f"{label}/{k}", t, kind.axis)
+                reduced[t] = concatenated(self._reducer, f"{label}/{k}", t, kind.axis)
                 continue
             assert isinstance(kind, Joined), "all others are rows"
-            joined[t] = self._joined(f"{label}/{k}", t, kind, self._is_of_all(t) if is_of_all is None else is_of_all)
-        return make_again(self._joiner.editor, label, name, made_of, joined | self._in_first_replica(made_of, joined))
+            reduced[t] = self._reduced(f"{label}/{k}", t, kind, self._is_of_all(t) if is_of_all is None else is_of_all)
+        return make_again(
+            self._reducer.editor, label, name, made_of, reduced | self._in_first_replica(made_of, reduced)
+        )
 
-    def _in_first_replica(self, made_of: RecomputedValue, joined: Mapping[str, str]) -> dict[str, str]:
+    def _in_first_replica(self, made_of: RecomputedValue, reduced: Mapping[str, str]) -> dict[str, str]:
         """Maps the inputs of the first replica, whose nodes are copied, to their reduced values."""
-        nodes, editor = self._joiner.step.graph_index.nodes, self._joiner.editor
+        nodes, editor = self._reducer.step.graph_index.nodes, self._reducer.editor
         read = [pair for name in made_of.between for pair in zip(nodes[name].input, editor[name].input, strict=False)]
-        return {tensor(now): joined[tensor(was)] for was, now in read if tensor(was) in joined}
+        return {tensor(now): reduced[tensor(was)] for was, now in read if tensor(was) in reduced}
 
     def _is_of_all(self, name: str) -> bool:
         """Returns True if a mean, sum or similar is reduced over all workers; its size must be known for that."""
-        is_sized = self._joiner.step.is_whole or self._joiner.step.spec_of(name).shape.is_fully_defined()
-        return self._joiner.context.joins_outputs and is_sized
+        is_sized = self._reducer.step.is_whole or self._reducer.step.spec_of(name).shape.is_fully_defined()
+        return self._reducer.context.reduces_outputs and is_sized
 
-    def _joined(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
+    def _reduced(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
         """Reduces a mean, sum or similar over the local replicas, or over those of all workers."""
-        join = self._join_over_all if is_of_all else self._join_here
+        reduce = self._reduce_over_all if is_of_all else self._reduce_locally
         statistic = None if self._whole.is_of_written(name) else self._statistics.find(name)
-        return join(label, name, kind) if statistic is None else self._statistics.make(label, statistic, join)
+        return reduce(label, name, kind) if statistic is None else self._statistics.make(label, statistic, reduce)
 
-    def _join_over_all(
+    def _reduce_over_all(
         self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
     ) -> str:
-        return self._joiner.join_value(label, PendingReductionKind.STATE, name, kind, copies, depth)
+        return self._reducer.reduce_value(label, PendingReductionKind.STATE, name, kind, copies, depth)
 
-    def _join_here(
+    def _reduce_locally(
         self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
     ) -> str:
-        return self._joiner.join_here(label, name, kind, copies)
+        return self._reducer.reduce_locally(label, name, kind, copies)
 
     def _placeholder(self, label: str, spec: tf.TensorSpec) -> str:
         """Returns the value on a worker without replicas: no rows, or 0 for a mean or sum."""
         shape = [length or 0 for length in spec.shape.as_list()] if spec.shape.rank is not None else []
-        with subgraph(self._joiner.editor, label) as f:
+        with subgraph(self._reducer.editor, label) as f:
             nothing = tf.zeros(shape, spec.dtype)
         return f.name(nothing)
 
     def _guess(self, name: str, kind: Unknown) -> Kind:
         """Chooses a kind for an output of unknown kind: float scalars are averaged; of others, the first is taken."""
-        self._joiner.require_known(name, kind)
-        spec = self._joiner.step.spec_of(name)
+        self._reducer.require_known(name, kind)
+        spec = self._reducer.step.spec_of(name)
         averaged = spec.dtype.is_floating and spec.shape.rank == 0
-        over_all = self._joiner.context.joins_outputs
-        if self._joiner.count > 1 or (over_all and self._joiner.group.size > 1):
+        over_all = self._reducer.context.reduces_outputs
+        if self._reducer.count > 1 or (over_all and self._reducer.group.size > 1):
             how = "averaged over the replicas" if averaged else "taken from each worker's first replica"
             text = "output %s is %s: it is not known how it depends on the batch (%s)."
             log.warning(text, name, how, kind.reason, extra=ALIKE_EVERYWHERE if over_all else None)
@@ -254,18 +256,18 @@ class OutputJoins:
 
     def _rows_of_all(self, label: str, name: str, axis: int) -> str:
         """Concatenates the rows of all workers, in order."""
-        spec = self._joiner.step.spec_of(name)
+        spec = self._reducer.step.spec_of(name)
         if spec.shape.rank is None:
             raise RewriteError(f"it is not known how many axes {name} has")
-        local = concatenated(self._joiner, label, name, axis)
-        with subgraph(self._joiner.editor, f"{label}/rows") as f:
+        local = concatenated(self._reducer, label, name, axis)
+        with subgraph(self._reducer.editor, f"{label}/rows") as f:
             result = tf.identity(f.input(local, spec.dtype, spec.shape))
         shape = [None if a == axis else length for a, length in enumerate(spec.shape)]
-        self._joiner.note(
+        self._reducer.note(
             PendingReduction(
                 name=label, kind=PendingReductionKind.STATE, local=(local,), result=(f.name(result),), weight=None,
-                level=self._joiner.level(name), dtype=spec.dtype, shape=tf.TensorShape(shape),
-                group=self._joiner.group, merge=ReduceOp.ROWS, axis=axis,
+                level=self._reducer.level(name), dtype=spec.dtype, shape=tf.TensorShape(shape),
+                group=self._reducer.group, merge=ReduceOp.ROWS, axis=axis,
             )
         )  # fmt: skip
         return f.name(result)

@@ -6,18 +6,18 @@ import tensorflow as tf
 
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
-from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.kernels.replicate.weights import ReplicaWeights
 from autodist.kernels.sums import ordered_sum
 
 
-def concatenated(joiner: Joiner, label: str, name: str, axis: int) -> str:
+def concatenated(reducer: Reducer, label: str, name: str, axis: int) -> str:
     """Concatenates the rows of the local replicas."""
-    with subgraph(joiner.editor, label) as f:
-        count = 1 if name in joiner.step.inputs else joiner.count  # fed inputs hold the rows of all replicas
-        values = [joiner.parts.tensor(f, name, k) for k in range(count)]
-        if joiner.parts.sizes is not None:
-            values = [_true_rows(f, joiner.parts, v, axis, k) for k, v in enumerate(values)]
+    with subgraph(reducer.editor, label) as f:
+        count = 1 if name in reducer.step.inputs else reducer.count  # fed inputs hold the rows of all replicas
+        values = [reducer.parts.tensor(f, name, k) for k in range(count)]
+        if reducer.parts.sizes is not None:
+            values = [_true_rows(f, reducer.parts, v, axis, k) for k, v in enumerate(values)]
         whole = tf.concat(values, axis) if len(values) > 1 else values[0]
     return f.name(whole)
 
@@ -51,7 +51,7 @@ class GatheredRows:
     replicas have for them.
 
     Args:
-        joiner: of the replicated graph.
+        reducer: of the replicated graph.
         name: of the reductions.
         captured: the tensor with the rows.
         axis: of the rows.
@@ -59,52 +59,52 @@ class GatheredRows:
         is_of_all: True: over the replicas of all workers; False: over the local ones.
     """
 
-    def __init__(self, joiner: Joiner, name: str, captured: str, axis: int, depth: int, is_of_all: bool) -> None:
-        self._joiner, self._name, self._captured, self._axis = joiner, name, captured, axis
+    def __init__(self, reducer: Reducer, name: str, captured: str, axis: int, depth: int, is_of_all: bool) -> None:
+        self._reducer, self._name, self._captured, self._axis = reducer, name, captured, axis
         self._depth, self._is_of_all = depth, is_of_all
         self._counts: str | None = None
 
     def gathered(self, name: str, captured: str, depth: int) -> str:
         """Returns the rows of all replicas."""
-        spec = self._joiner.step.spec_of(captured)
+        spec = self._reducer.step.spec_of(captured)
         shape = [None if a == self._axis else length for a, length in enumerate(spec.shape)]
-        local = concatenated(self._joiner, f"{name}/local", captured, self._axis)
-        return self._of_workers(name, local, spec.dtype, shape, self._axis, depth, self._joiner.level(captured))
+        local = concatenated(self._reducer, f"{name}/local", captured, self._axis)
+        return self._of_workers(name, local, spec.dtype, shape, self._axis, depth, self._reducer.level(captured))
 
     def own(self, name: str, captured: str, depth: int) -> list[str]:
         """Returns, for each local replica, its rows of the sum of all replicas' values for all rows."""
-        joiner, spec = self._joiner, self._joiner.step.spec_of(captured)
-        with subgraph(joiner.editor, f"{name}/local") as f:
-            values = [joiner.kept(f, joiner.parts.tensor(f, captured, k), k) for k in range(joiner.count)]
+        reducer, spec = self._reducer, self._reducer.step.spec_of(captured)
+        with subgraph(reducer.editor, f"{name}/local") as f:
+            values = [reducer.kept(f, reducer.parts.tensor(f, captured, k), k) for k in range(reducer.count)]
             added = ordered_sum(values)[tf.newaxis]
         shape = [None, *(None if a == self._axis else length for a, length in enumerate(spec.shape))]
-        level = joiner.level(captured)
+        level = reducer.level(captured)
         by_worker = self._of_workers(name, f.name(added), spec.dtype, shape, 0, depth, level)
         counts = self._numbers_of_rows()
-        with subgraph(joiner.editor, f"{name}/own") as f:
+        with subgraph(reducer.editor, f"{name}/own") as f:
             whole = tf.reduce_sum(f.input(by_worker, spec.dtype, shape), 0)
             starts = tf.cumsum(f.input(counts, tf.int64, [None]), exclusive=True)
-            made = [self._cut_for(f, whole, starts, k) for k in range(joiner.count)]
+            made = [self._cut_for(f, whole, starts, k) for k in range(reducer.count)]
         return [f.name(rows) for rows in made]
 
     def _cut_for(self, f: SubgraphBuilder, whole: tf.Tensor, starts: tf.Tensor, k: int) -> tf.Tensor:
         """Returns the rows of one local replica; zeros for the placeholder row of a replica without examples."""
-        joiner = self._joiner
-        local_rows = joiner.parts.tensor(f, self._captured, k)
+        reducer = self._reducer
+        local_rows = reducer.parts.tensor(f, self._captured, k)
         rows = tf.shape(local_rows, out_type=tf.int64)[self._axis]
         last = tf.shape(whole, out_type=tf.int64)[self._axis] - rows
-        start = tf.minimum(starts[joiner.context.copied_replicas[k]], last)
+        start = tf.minimum(starts[reducer.context.copied_replicas[k]], last)
         cut = tf.ensure_shape(_cut(whole, self._axis, start, rows), local_rows.shape)
-        return joiner.kept(f, cut, k)
+        return reducer.kept(f, cut, k)
 
     def _numbers_of_rows(self) -> str:
         """Returns the number of rows of each replica, in the order of the replicas."""
         if self._counts is None:
-            joiner, name = self._joiner, f"{self._name}/rows"
-            with subgraph(joiner.editor, f"{name}/local") as f:
-                values = [joiner.parts.tensor(f, self._captured, k) for k in range(joiner.count)]
-                local = tf.stack([_number_of(f, joiner.parts, v, self._axis, k) for k, v in enumerate(values)])
-            level = joiner.level(self._captured)
+            reducer, name = self._reducer, f"{self._name}/rows"
+            with subgraph(reducer.editor, f"{name}/local") as f:
+                values = [reducer.parts.tensor(f, self._captured, k) for k in range(reducer.count)]
+                local = tf.stack([_number_of(f, reducer.parts, v, self._axis, k) for k, v in enumerate(values)])
+            level = reducer.level(self._captured)
             self._counts = self._of_workers(name, f.name(local), tf.int64, [None], 0, self._depth, level)
         return self._counts
 
@@ -113,18 +113,18 @@ class GatheredRows:
     ) -> str:
         if not self._is_of_all:
             return local
-        with subgraph(self._joiner.editor, name) as f:
+        with subgraph(self._reducer.editor, name) as f:
             value = f.input(local, dtype, shape)
-            if self._joiner.group.spans_workers:
+            if self._reducer.group.spans_workers:
                 # Rows of other workers follow. Shape inference must not find the length of this worker's.
                 result = tf.compat.v1.placeholder_with_default(value, shape)
             else:
                 result = tf.identity(value)
-        self._joiner.note(
+        self._reducer.note(
             PendingReduction(
                 name=name, kind=PendingReductionKind.WHOLE, local=(local,), result=(f.name(result),), weight=None,
                 level=level, dtype=dtype, shape=tf.TensorShape(shape),
-                group=self._joiner.group, merge=ReduceOp.ROWS, axis=axis, depth=depth,
+                group=self._reducer.group, merge=ReduceOp.ROWS, axis=axis, depth=depth,
             )
         )  # fmt: skip
         return f.name(result)

@@ -12,11 +12,11 @@ from autodist.errors import RewriteError
 from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, GradientCall, PendingReduction, PendingReductionKind, Variable
 from autodist.graph.read_again import writes_read_again
-from autodist.graph.seeds import Undecided, joined_calls, seed_weight
+from autodist.graph.seeds import Undecided, reduced_calls, seed_weight
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
-from autodist.kernels.replicate.joins.global_state import GlobalState
-from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.reductions.global_state import GlobalState
+from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.kernels.replicate.state_writes import StateChange
 from autodist.kernels.sums import ordered_sum
 from autodist.layout import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
@@ -32,30 +32,30 @@ _GUESSES = {
 }
 
 
-class StateJoins:
+class StateReductions:
     """Reduces the values that the replicas of one graph write to variables."""
 
-    def __init__(self, joiner: Joiner, whole: GlobalState) -> None:
-        self._joiner, self._whole = joiner, whole
-        self._degree = BatchDegree(joiner.step, joiner.flows)
+    def __init__(self, reducer: Reducer, whole: GlobalState) -> None:
+        self._reducer, self._whole = reducer, whole
+        self._degree = BatchDegree(reducer.step, reducer.flows)
         self._averaged: dict[str, list[str]] = {}
         self._summed: dict[str, list[str]] = {}
 
-    def join_state(self, changes: Sequence[StateChange]) -> None:
+    def reduce_state(self, changes: Sequence[StateChange]) -> None:
         """Combines the writes of the compute part: as the variable declares, or to the value of a single device."""
         combined = []
         whole = self._whole
-        with subgraph(self._joiner.editor, "state") as f:
+        with subgraph(self._reducer.editor, "state") as f:
             for change in changes:
                 with tf.name_scope(f"{change.label}/joined"):
                     combined.append(self._combine(f, change, whole))
         self._warn_of_averages()
         self._warn_of_local_values()
         for change, value in zip(changes, combined, strict=True):
-            write = self._joiner.editor[change.write]
+            write = self._reducer.editor[change.write]
             placeholder = node_of(write.input[1])
-            self._joiner.editor.set_inputs(change.write, [write.input[0], value, *write.input[2:]])
-            self._joiner.editor.remove([placeholder])
+            self._reducer.editor.set_inputs(change.write, [write.input[0], value, *write.input[2:]])
+            self._reducer.editor.remove([placeholder])
 
     def _combine(self, f: SubgraphBuilder, change: StateChange, whole: GlobalState) -> str:
         declared, only_adds = change.variable.aggregation, change.in_all.base is None
@@ -67,7 +67,7 @@ class StateJoins:
             raise _not_known(change.variable, f"it is computed from gradients of {call.targets[0]}")
         unknown = whole.unknown(change)
         if unknown is not None:
-            self._joiner.require_known(change.variable.name, Unknown(unknown))
+            self._reducer.require_known(change.variable.name, Unknown(unknown))
         if unknown is not None and declared is Aggregation.SUM and self._takes_averages(change, unknown):
             unknown = whole.unknown(change)
         if unknown is not None and declared is Aggregation.NONE and whole.is_of_moments(change):
@@ -82,13 +82,13 @@ class StateJoins:
         return whole.value(change) if mean is None else self._mean_of_states(change, mean.weight)
 
     def _adds_sums(self, change: StateChange) -> bool:
-        kinds = [self._joiner.flows.kind(t) for t in change.in_all.changes]
-        is_guessed = self._joiner.step.is_whole and any(isinstance(kind, Sum) and kind.mixed_at for kind in kinds)
+        kinds = [self._reducer.flows.kind(t) for t in change.in_all.changes]
+        is_guessed = self._reducer.step.is_whole and any(isinstance(kind, Sum) and kind.mixed_at for kind in kinds)
         return not is_guessed and all(isinstance(kind, Sum) for kind in kinds)
 
     def _find_scaled_gradient(self, change: StateChange) -> GradientCall | None:
         """Returns a call with per-replica gradients whose scale affects the written value, or None."""
-        step, flows = self._joiner.step, self._joiner.flows
+        step, flows = self._reducer.step, self._reducer.flows
         made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in step.graph_index.nodes]
         needed = reach(map(node_of, made), lambda name: step.graph_index.data[name])
         for call in step.gradient_calls:
@@ -122,13 +122,13 @@ class StateJoins:
         if any(self._degree.of(t) is None for t in unknown):
             return False
         losses = {node_of(t) for t in self._losses_taken_for_means if self._degree.of(t) != 0}
-        made_of = reach(map(node_of, unknown), self._joiner.step.graph_index.data.__getitem__)
+        made_of = reach(map(node_of, unknown), self._reducer.step.graph_index.data.__getitem__)
         return losses.isdisjoint(made_of)
 
     @functools.cached_property
     def _losses_taken_for_means(self) -> list[str]:
-        step, flows = self._joiner.step, self._joiner.flows
-        calls = [step.gradient_calls[k] for k in joined_calls(step) if not step.gradient_calls[k].terms]
+        step, flows = self._reducer.step, self._reducer.flows
+        calls = [step.gradient_calls[k] for k in reduced_calls(step) if not step.gradient_calls[k].terms]
         undecided = [c for c in calls if isinstance(seed_weight(step, flows, c, True), Undecided)]
         return [target for call in undecided for target in call.targets]
 
@@ -148,8 +148,8 @@ class StateJoins:
 
     def _warn_of_local_values(self) -> None:
         """Warns of variables that replicas write, and read again before the reduction, to compute the loss."""
-        step = self._joiner.step
-        for write in writes_read_again(step, self._joiner.flows):
+        step = self._reducer.step
+        for write in writes_read_again(step, self._reducer.flows):
             for handle in sorted(step.graph_index.effects[write].writes):
                 log.warning(
                     "%s is written before the gradients are computed, from each replica's part of the batch, and read "
@@ -186,39 +186,39 @@ class StateJoins:
             added = self._in_replicas(f, change, change.only_added)
         else:
             added = [after - before for after in self._in_replicas(f, change, change.after)]
-        local = ordered_sum([self._joiner.kept(f, a, k) for k, a in enumerate(added)])
+        local = ordered_sum([self._reducer.kept(f, a, k) for k, a in enumerate(added)])
         result = tf.identity(local)
         self._noted(f, change, local, result)
         return f.name(before + result)
 
     def _first(self, f: SubgraphBuilder, change: StateChange) -> str:
         after = self._in_replicas(f, change, change.after)
-        is_first = self._joiner.context.worker == self._joiner.group.workers[0]
+        is_first = self._reducer.context.worker == self._reducer.group.workers[0]
         return self._noted(f, change, after[0] if is_first else tf.zeros_like(after[0]), tf.identity(after[0]))
 
     def _noted(self, f: SubgraphBuilder, change: StateChange, local: tf.Tensor, result: tf.Tensor) -> str:
-        name, level = f"state/{change.label}/joined", self._joiner.level(change.after)
-        return self._joiner.noted(f, name, PendingReductionKind.STATE, local, None, result, level)
+        name, level = f"state/{change.label}/joined", self._reducer.level(change.after)
+        return self._reducer.noted(f, name, PendingReductionKind.STATE, local, None, result, level)
 
     def _mean_of_states(self, change: StateChange, weight: Weight) -> str:
         """Returns the mean of the replicas' values; the old value if all weights are 0."""
-        variable, count = change.variable, self._joiner.count
+        variable, count = change.variable, self._reducer.count
 
         def mean(before: tf.Tensor, total: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
             terms = [tf.math.multiply_no_nan(v, w) for v, w in zip(rest[:count], rest[count:], strict=True)]
             local = ordered_sum(terms)
             return [local, tf.where(total > 0, tf.math.divide_no_nan(local, total), before)]
 
-        weights, total = self._joiner.weights_of(weight, variable.dtype)
-        after = [self._joiner.parts.named(change.after, k) for k in range(count)]
-        template = self._joiner.template(("mean", variable.dtype), [variable.dtype] * (2 + 2 * count), mean)
+        weights, total = self._reducer.weights_of(weight, variable.dtype)
+        after = [self._reducer.parts.named(change.after, k) for k in range(count)]
+        template = self._reducer.template(("mean", variable.dtype), [variable.dtype] * (2 + 2 * count), mean)
         name = f"state/{change.label}/joined"
-        local, result = template.splice(self._joiner.editor, name, [change.before, total, *after, *weights])
-        self._joiner.note(
+        local, result = template.splice(self._reducer.editor, name, [change.before, total, *after, *weights])
+        self._reducer.note(
             PendingReduction(
                 name=name, kind=PendingReductionKind.STATE, local=(local,), result=(result,), weight=total,
-                level=self._joiner.level(change.after), dtype=variable.dtype, shape=tf.TensorShape(variable.shape),
-                group=self._joiner.group, weight_dtype=variable.dtype,
+                level=self._reducer.level(change.after), dtype=variable.dtype, shape=tf.TensorShape(variable.shape),
+                group=self._reducer.group, weight_dtype=variable.dtype,
             )
         )  # fmt: skip
         return result
@@ -226,7 +226,7 @@ class StateJoins:
     def _in_replicas(self, f: SubgraphBuilder, change: StateChange, captured: str) -> list[tf.Tensor]:
         """Returns a captured tensor of a variable's shape for each local replica."""
         dtype, shape = change.variable.dtype, change.variable.shape
-        return [f.input(self._joiner.parts.named(captured, k), dtype, shape) for k in range(self._joiner.count)]
+        return [f.input(self._reducer.parts.named(captured, k), dtype, shape) for k in range(self._reducer.count)]
 
 
 def _not_known(variable: Variable, reason: str) -> RewriteError:
