@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext  # tf.function's own
 
@@ -25,15 +26,15 @@ from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_r
 from autodist.capture.inline import inlining_functions, naming_captures
 from autodist.capture.jacobians import keeping_records
 from autodist.capture.keras.batch_norm import FusedNorms, fusing_batch_norms
-from autodist.capture.keras.overwrites import recording_overwrites
 from autodist.capture.other_strategies import checking_distributions, refusing_strategies
 from autodist.capture.training_hooks import distributing
-from autodist.capture.training_requirements import TRAINS, TrainingRequirements
+from autodist.capture.training_requirements import require_applied, require_synchronizable
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
+from autodist.tf_compat.patches import OPTIMIZER_OVERWRITE, patched
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,6 @@ def capture_function(
     function: Callable[..., Any],
     arguments: Any,
     batch_axes: Iterable[int | None],
-    demands: TrainingRequirements = TRAINS,
     jit_compile: bool = False,
     autograph: bool = True,
     is_split: bool = False,
@@ -71,17 +71,16 @@ def capture_function(
         function: the step.
         arguments: a tuple whose tensors are `tf.TensorSpec`s.
         batch_axes: the axis along which each tensor of the flattened arguments is split.
-        demands: requirements on the gradients of the step.
         jit_compile: True if the script compiles the step with XLA; loops are then built in a form that XLA accepts.
         autograph: True if Python control flow is converted, as by `tf.function`.
         is_split: True if each replica gets a part of the batch, so that batch statistics in a loss are exchanged.
 
     Raises:
-        CaptureError: the step computes no gradient of a variable, or computes one in a loop; or the step uses an
-            outside resource that cannot be captured.
+        CaptureError: the step computes gradients in a loop or does not apply them, or writes trainable variables from
+            its batch without gradients; or it uses an outside resource that cannot be captured.
     """
     trace = functools.partial(_trace, function, arguments, jit_compile, autograph)
-    capture = functools.partial(_capture, trace, tuple(batch_axes), demands, jit_compile)
+    capture = functools.partial(_capture, trace, tuple(batch_axes), jit_compile)
     made = with_global_statistics(capture) if is_split else capture(None)
     warn_of_variables_without_gradient(made.captured.step, made.notes)
     return made.captured
@@ -106,19 +105,18 @@ class _Made:
 def _capture(
     trace: Callable[..., tuple[Any, GradientNotes, AllReduceNotes]],
     batch_axes: Sequence[int | None],
-    demands: TrainingRequirements,
     jit_compile: bool,
     statistics: BatchStatistics | None,
 ) -> _Made:
     trace = functools.partial(trace, statistics)
-    with fusing_batch_norms() as norms, recording_overwrites() as overwritten:
+    with fusing_batch_norms() as norms, _recording_overwrites() as overwritten:
         concrete, noted, sums = trace()
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # fuses nothing: second derivatives are those of the script's own arithmetic
         concrete, noted, sums = trace()
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
-    demands.require_calls(noted.calls, calls)
+    require_synchronizable(noted.calls, calls)
     definition = of_no_task(graph.as_graph_def())
     forget_custom_gradients(definition)
     editor = GraphEditor(definition)
@@ -153,11 +151,25 @@ def _capture(
     step = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
     step = replace(step, jit_compile=jit_compile)
     require_unchanged(step.graph_def, "the step")
-    demands.require_training(step, calls)
+    require_applied(step, calls)
     returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)
     sources = tuple(one.source for one in found)
     tables_read = tuple(t for t, _ in tables.values())
     return _Made(CapturedFunction(step, sources, tuple(inputs), returned, tables_read), notes)
+
+
+@contextmanager
+def _recording_overwrites() -> Iterator[list[Any]]:
+    """Yields the handles of variables that Keras's optimizers overwrite with the "gradient" meanwhile (float8)."""
+    handles: list[Any] = []
+
+    def overwrite(plain: Any, optimizer: keras.Optimizer, gradients: Iterable[Any], variables: Iterable[Any]) -> Any:
+        variables = list(variables)
+        handles.extend(v.value.handle for v in variables if getattr(v, "overwrite_with_gradient", False))
+        return plain(optimizer, gradients, variables)
+
+    with patched({OPTIMIZER_OVERWRITE: overwrite}):
+        yield handles
 
 
 def _without_graph(leaf: Any) -> Any:

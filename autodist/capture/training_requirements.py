@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graph_mode import CapturedGraph, handle_name
@@ -18,6 +17,8 @@ from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.placement.partitioning import listed
+
+log = logging.getLogger("autodist")
 
 _NONE = (
     "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
@@ -34,54 +35,41 @@ _UNUSED = (
 )
 
 
-@dataclass(frozen=True)
-class TrainingRequirements:
-    """Requirements on the gradients of a step.
+def require_synchronizable(noted: Sequence[RecordedGradientCall], calls: Sequence[RecordedGradientCall]) -> None:
+    """Checks that gradients are computed where they can be synchronized.
 
-    Attributes:
-        needs_gradients: True if a step without gradients is an error.
-        may_evaluate: True to accept a step that computes no gradient and writes no trainable variable from its batch.
-            It may compute trainable variables from other variables, such as gradients that earlier steps have
-            accumulated, since all replicas then write equal values.
+    Args:
+        noted: all recorded calls.
+        calls: those in the step's own graph.
+
+    Raises:
+        CaptureError: the step computes gradients in a loop or a branch only.
     """
+    if any(c.pairs for c in calls):
+        return
+    if any(c.pairs for c in noted if is_of_function(c.graph) and c.graph.outer_graph is not None):
+        raise CaptureError(
+            "the step computes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move "
+            "the loop out of the step: call the step once for each batch."
+        )
 
-    needs_gradients: bool = True
-    may_evaluate: bool = False
 
-    def require_calls(self, noted: Sequence[RecordedGradientCall], calls: Sequence[RecordedGradientCall]) -> None:
-        """Checks that gradients are computed where they can be synchronized.
+def require_applied(step: CapturedStep, calls: Sequence[RecordedGradientCall]) -> None:
+    """Checks that gradients are applied, or that the step trains nothing.
 
-        Args:
-            noted: all recorded calls.
-            calls: those in the step's own graph.
+    A step without gradients may compute trainable variables from other variables, such as gradients that earlier steps
+    have accumulated, since all replicas then write equal values.
 
-        Raises:
-            CaptureError: the step computes no gradients, or computes them in a loop or a branch.
-        """
-        if not self.needs_gradients or any(c.pairs for c in calls):
-            return
-        if any(c.pairs for c in noted if is_of_function(c.graph) and c.graph.outer_graph is not None):
-            raise CaptureError(
-                "the step computes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move "
-                "the loop out of the step: call the step once for each batch."
-            )
-        if not self.may_evaluate:
-            raise CaptureError(_NONE)
-
-    def require_training(self, step: CapturedStep, calls: Sequence[RecordedGradientCall]) -> None:
-        """Checks that gradients are applied, or that the step trains nothing and may do so.
-
-        Raises:
-            CaptureError: gradients are not applied, or trainable variables are written from the batch without
-                gradients.
-        """
-        if not self.needs_gradients or step.gradients:
-            return
-        if any(c.pairs for c in calls):
-            raise CaptureError(_UNUSED)
-        written = (step.by_handle[handle] for handle in _written_of_batch(step))
-        if any(v.trainable and not v.dtype.is_integer for v in written):  # a counter is trainable by default
-            raise CaptureError(_NONE)
+    Raises:
+        CaptureError: gradients are not applied, or trainable variables are written from the batch without gradients.
+    """
+    if step.gradients:
+        return
+    if any(c.pairs for c in calls):
+        raise CaptureError(_UNUSED)
+    written = (step.by_handle[handle] for handle in _written_of_batch(step))
+    if any(v.trainable and not v.dtype.is_integer for v in written):  # a counter is trainable by default
+        raise CaptureError(_NONE)
 
 
 def _written_of_batch(step: CapturedStep) -> set[str]:
@@ -96,13 +84,6 @@ def _written_of_batch(step: CapturedStep) -> set[str]:
         if name in effects
         for handle in effects[name].writes
     }
-
-
-TRAINS = TrainingRequirements()
-"""The requirements on a step that trains."""
-
-
-log = logging.getLogger("autodist")
 
 
 def require_training(captured: CapturedGraph, whole: CapturedStep) -> None:

@@ -16,7 +16,6 @@ from autodist.batch.axis import name_by_path
 from autodist.batch.examples import require_rows_for_all, warn_empty_micro_batches
 from autodist.capture.batch_requirements import require_any_length, require_no_rows_by_position
 from autodist.capture.function import CapturedFunction, capture_function
-from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
 from autodist.functions.graph_function import GraphFunction, GraphSessions
@@ -319,7 +318,6 @@ class DistributedFunction:
     ) -> CapturedFunction:
         return capture_function(
             step, specs, axes,
-            TrainingRequirements(may_evaluate=True),
             jit_compile=self._tracing.jit_compile,
             autograph=self._tracing.autograph,
             is_split=self._run.spec.splits_batches,

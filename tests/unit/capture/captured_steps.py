@@ -6,17 +6,14 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.function import capture_function
-from autodist.capture.training_requirements import TrainingRequirements
 
 X = tf.TensorSpec([None, 4], tf.float32)
 OUTSIDE = tf.Variable(np.ones((4, 2), np.float32), name="outside")
 
 
-def captured(step, *specs, needs_gradients=True):
+def captured(step, *specs):
     specs = specs or (X,)
-    return capture_function(
-        step, specs, [0 if s.shape.rank else None for s in specs], TrainingRequirements(needs_gradients)
-    )
+    return capture_function(step, specs, [0 if s.shape.rank else None for s in specs])
 
 
 def plain_step(x):

@@ -7,33 +7,23 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import capture_function
-from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureError
-from tests.unit.capture.captured_steps import OUTSIDE, X, captured, plain_step
+from tests.unit.capture.captured_steps import OUTSIDE, captured, plain_step
 
 
-def test_a_step_without_gradients_is_refused():
-    with pytest.raises(CaptureError, match="makes no gradient.*inside the step"):
-        captured(lambda x: tf.reduce_mean(x @ OUTSIDE))
-
-
-def test_a_step_without_gradients_passes_where_none_are_needed():
-    found = captured(lambda x: tf.reduce_mean(x @ OUTSIDE), needs_gradients=False)
+def test_a_step_without_gradients_passes():
+    found = captured(lambda x: tf.reduce_mean(x @ OUTSIDE))
     assert found.step.gradients == () and len(found.step.variables) == 1
 
 
-def may_evaluate(step):
-    return capture_function(step, (X,), [0], TrainingRequirements(may_evaluate=True))
-
-
-def test_a_step_that_only_evaluates_passes_where_it_may():
+def test_a_step_that_only_evaluates_passes():
     seen = tf.Variable(0.0, trainable=False)
 
     def step(x):
         seen.assign_add(tf.reduce_sum(x))
         return tf.reduce_mean(x @ OUTSIDE)
 
-    assert may_evaluate(step).step.gradients == ()
+    assert captured(step).step.gradients == ()
 
 
 def test_a_step_that_writes_a_trainable_variable_does_not_only_evaluate():
@@ -43,7 +33,7 @@ def test_a_step_that_writes_a_trainable_variable_does_not_only_evaluate():
     with pytest.raises(
         CaptureError, match="makes no gradient.*not write trainable variables.*means of the batch.*trainable=False"
     ):
-        may_evaluate(step)
+        captured(step)
 
 
 def test_a_step_may_write_a_trainable_variable_of_what_an_earlier_step_has_added_up():
@@ -52,7 +42,7 @@ def test_a_step_may_write_a_trainable_variable_of_what_an_earlier_step_has_added
     def step(x):
         OUTSIDE.assign_sub(0.1 * held)
 
-    assert may_evaluate(step).step.gradients == ()
+    assert captured(step).step.gradients == ()
 
 
 def test_a_step_that_writes_a_trainable_variable_of_what_it_draws_is_refused():
@@ -60,7 +50,7 @@ def test_a_step_that_writes_a_trainable_variable_of_what_it_draws_is_refused():
         OUTSIDE.assign_add(tf.random.normal([4, 2]))
 
     with pytest.raises(CaptureError, match="makes no gradient.*an earlier step has summed"):
-        may_evaluate(step)
+        captured(step)
 
 
 def test_a_jacobian_of_each_example_is_refused_with_what_gives_the_same():
@@ -94,17 +84,6 @@ def test_a_jacobian_of_each_example_is_refused_with_what_gives_the_same():
         one(x)
         found.append(v.numpy())
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
-
-
-def test_a_training_step_in_a_loop_does_not_only_evaluate():
-    def step(x):
-        for _ in tf.range(2):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(x @ OUTSIDE)
-            OUTSIDE.assign_sub(tape.gradient(loss, OUTSIDE))
-
-    with pytest.raises(CaptureError, match="inside a tf.while_loop"):
-        may_evaluate(step)
 
 
 def test_gradients_that_are_not_applied_are_refused():

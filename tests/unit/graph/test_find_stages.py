@@ -9,7 +9,6 @@ import tensorflow as tf
 from keras import layers
 
 from autodist.capture.function import capture_function
-from autodist.capture.training_requirements import TrainingRequirements
 from autodist.graph.find_stages import find_stages, written_handles
 from autodist.graph.names import node_of
 from autodist.kernels.base import Context
@@ -269,7 +268,7 @@ def test_nothing_of_a_step_without_gradients_runs_once():
         count.assign_add(1.0)
         return tf.reduce_mean(x)
 
-    item = capture_function(step, (X,), [0], TrainingRequirements(needs_gradients=False)).step
+    item = capture_function(step, (X,), [0]).step
     stages = find_stages(item)
     assert stages.once == frozenset() and stages.gradients == ()
     assert written_handles(item) == {item.by_name["count"].handle}

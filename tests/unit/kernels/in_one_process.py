@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from autodist.batch.examples import share_of, take
 from autodist.capture.function import CapturedFunction, capture_function
-from autodist.capture.training_requirements import TrainingRequirements
 from autodist.compressors import Compressor
 from autodist.graph.imported import ImportedGraph
 from autodist.graph.names import node_of
@@ -50,8 +49,7 @@ def capture(
         shape = list(example.shape)
         axes.append(0 if shape else None)
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
-    demands = TrainingRequirements(may_evaluate=is_whole)
-    captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
+    captured = capture_function(step, tuple(specs), axes, jit_compile, is_split=is_split)
     return replace(captured, step=replace(captured.step, is_global=is_global, is_whole=is_whole))
 
 

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import capture_function
-from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureMismatchError
 from autodist.graph.baked_values import Baked
 from autodist.runs.fingerprint import Fingerprint, is_same_value, require_equal
@@ -166,9 +165,7 @@ def fixed(rows, rate):
         weight.assign_sub(rate * tape.gradient(loss, weight))
         return loss
 
-    return Fingerprint.of(
-        capture_function(step, (tf.TensorSpec([rows, 3], tf.float32),), [0], TrainingRequirements()).step
-    )
+    return Fingerprint.of(capture_function(step, (tf.TensorSpec([rows, 3], tf.float32),), [0]).step)
 
 
 def test_a_graph_for_fewer_examples_may_have_other_whole_numbers_and_no_other_rate():

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction, capture_function
-from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import RewriteError
 from tests.unit.kernels.in_one_process import assert_same, one_device, plan, rewritten, train
 
@@ -31,7 +30,7 @@ def step_that_returns_a_norm(is_sized: bool):
 
 def captured(step) -> CapturedFunction:
     specs = tf.TensorSpec([None, 3], tf.float64), tf.TensorSpec([None], tf.float64)
-    return capture_function(step, specs, [0, None], TrainingRequirements())
+    return capture_function(step, specs, [0, None])
 
 
 @pytest.mark.parametrize("servers", [0, 1])
