@@ -67,7 +67,23 @@ def free_constants(editor: GraphEditor, graph_index: GraphIndex, kept: Collectio
         before = [node_of(i) for i in editor[name].input]
         readers = editor.consumers(name)
         editor.replace_control(name, before, readers)
-        for reader in readers:
+        for reader in _past_concatenations(editor, readers, left):
             editor.add_control(reader, before)
         editor.set_inputs(name, [])
     return bool(waiting)
+
+
+def _past_concatenations(editor: GraphEditor, readers: Collection[str], kept: Set[str]) -> set[str]:
+    """Returns `readers`, with the readers of a ConcatV2 in place of it, since it computes nothing else.
+
+    TensorFlow's constant folding breaks a ConcatV2 that has control inputs and some constants among its inputs.
+    """
+    found: set[str] = set()
+    front = [*readers]
+    while front:
+        name = front.pop()
+        if editor[name].op == "ConcatV2" and name not in kept:
+            front.extend(editor.consumers(name))
+        else:
+            found.add(name)
+    return found

@@ -60,3 +60,26 @@ def test_a_constant_waits_for_its_branch_and_for_nothing_else():
     free_constants(editor, graph_index, ())
     assert list(editor["one"].input) == ["^yes"] and list(editor["two"].input) == ["^no"]
     assert not editor["rate"].input and "^x" in editor["out"].input
+
+
+def test_the_readers_of_a_concatenation_wait_for_what_its_constants_waited_for():
+    """TensorFlow's constant folding breaks a ConcatV2 that has control inputs."""
+    graph = from_text("""
+        x = Placeholder()
+        check = NoOp()
+        one = Const(^check)
+        axis = Const()
+        shape = ConcatV2(one, one, x, axis)
+        twice = ConcatV2(shape, shape, one, axis)
+        out = Reshape(x, twice)
+        fetched = ConcatV2(one, one, x, axis)
+    """)
+    editor, graph_index = GraphEditor(graph), GraphIndex(graph)
+    free_constants(editor, graph_index, {"fetched"})
+    assert not editor["one"].input
+    assert [list(editor[n].input) for n in ("shape", "twice")] == [
+        ["one", "one", "x", "axis"],
+        ["shape", "shape", "one", "axis"],
+    ]
+    assert list(editor["out"].input) == ["x", "twice", "^check"]
+    assert list(editor["fetched"].input) == ["one", "one", "x", "axis", "^check"]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import capture_function
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs
 
 
@@ -175,3 +175,10 @@ def test_a_step_that_every_replica_makes_of_the_whole_batch_is_that_of_one_devic
     captured, alone = captured_whole(make)
     assert_same(train(captured, LAYOUTS[layout](captured.step), WHOLE), alone, 1e-10)
     assert not [r for r in caplog.records if r.name.startswith("autodist") and r.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("make", [newton_of_a_mean, jacobians_of_examples])
+def test_tensorflow_can_optimize_the_rewritten_step(make):
+    captured, alone = captured_with(make)
+    session = Session(captured, LAYOUTS["2 replicas"](captured.step), is_optimized=True)
+    assert_same(session.train(BATCHES), alone, 1e-10)
