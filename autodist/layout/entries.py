@@ -151,6 +151,16 @@ def ragged_counts(ctx: OpContext) -> Fact:
     return _unknown_input(ctx)
 
 
+def row_lengths(ctx: OpContext) -> Fact:
+    """DenseBincount (row of each value, number of rows, weights): the length of each row, or the sum of its weights."""
+    positions, weights = ctx.facts[0], ctx.form(2)
+    if isinstance(positions, Positions) and isinstance(weights, Form) and is_length_of(ctx, 1, positions.within):
+        has_none = ctx.shape(2).num_elements() == 0
+        if not ctx.flag("binary_output") and (has_none or are_entries(weights, positions)):
+            return Form(positions.within, weights.factors, weights.mixed_at)
+    return _unknown_input(ctx)
+
+
 def _is_constant(ctx: OpContext, number: str) -> bool:
     """Returns True if a number of bins is constant because its bounds meet: minimum(most, maximum(least, x))."""
     minimum = ctx.scope.producer(number)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from autodist.graph.ops import Trait, having
 from autodist.layout.by_factors import by_factors
 from autodist.layout.combine import operands_of, same_rows
-from autodist.layout.facts import REPLICATED, Base, Fact, Form, UnknownFact, form_of
+from autodist.layout.entries import row_lengths
+from autodist.layout.facts import REPLICATED, Base, Fact, Form, Positions, UnknownFact, form_of
 from autodist.layout.op_context import OpContext, Rule, tensor_name
 
 
@@ -20,7 +21,9 @@ def pool_with_positions(ctx: OpContext) -> list[Fact]:
 
 
 def count_values(ctx: OpContext) -> Fact:
-    """DenseBincount: counts per row of a matrix; for a vector, counts over the batch."""
+    """DenseBincount: counts per row of a matrix; for a vector, counts over the batch, or per example of the entries."""
+    if isinstance(ctx.facts[0], Positions):
+        return row_lengths(ctx)
     values = ctx.form(0)
     weights = operands_of(ctx, (2,))[0]
     if isinstance(values, UnknownFact):

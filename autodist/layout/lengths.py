@@ -151,6 +151,8 @@ def _source(scope: Scope, node: tf.compat.v1.NodeDef, sources: list[str], elemen
         return _concat_operand(scope, sources[:-1], element, scope.constant(sources[-1]))
     if node.op == "Prod":
         return (sources[0], 0) if scope.shape(sources[0]).num_elements() == 1 else None
+    if node.op == "Minimum":
+        return _absorbing(scope, sources, element)
     if node.op == "ReverseV2":
         number = scope.shape(sources[0]).num_elements()
         return (sources[0], number - 1 - element) if number is not None and element < number else None
@@ -158,6 +160,15 @@ def _source(scope: Scope, node: tf.compat.v1.NodeDef, sources: list[str], elemen
         return _sliced(scope, node, sources, element)
     chosen = scope.constant(sources[1]) if node.op == "GatherV2" else None
     return None if chosen is None else (sources[0], int(chosen.reshape(-1)[element]))
+
+
+def _absorbing(scope: Scope, operands: list[str], element: int) -> tuple[str, int] | None:
+    """Returns x for `minimum(x, maximum(x, …))`, which is always x."""
+    for bound, other in (operands, operands[::-1]):
+        maximum = scope.producer(other)
+        if maximum is not None and maximum.op == "Maximum" and bound in map(tensor_name, maximum.input[:2]):
+            return bound, element
+    return None
 
 
 def _concat_operand(scope: Scope, parts: list[str], element: int, axis: np.ndarray | None) -> tuple[str, int] | None:

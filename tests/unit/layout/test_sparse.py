@@ -171,3 +171,32 @@ def test_a_vector_with_the_length_of_other_rows_is_counted_as_these(case, feeds)
         tf.reshape(tf.concat([y, y], 0), tf.shape(positive)),
     ):
         assert isinstance(case.kind(unpaired), Unknown), unpaired
+
+
+def ragged(case):
+    """Returns the ragged tensor of the ids, as a step has it."""
+    ids = tensor(case, "ids")
+    at = tf.where(tf.not_equal(ids, 0))
+    rows = tf.shape(ids, tf.int64)[0]
+    return tf.RaggedTensor.from_value_rowids(tf.gather_nd(ids, at), at[:, 0], nrows=rows, validate=False)
+
+
+def test_the_lengths_of_ragged_rows(case, feeds):
+    ids = ragged(case)
+    lengths = tf.cast(ids.row_lengths(), tf.float64)
+    assert_rows(case, feeds, tf.stack([lengths, tf.sqrt(lengths)], axis=1))
+    total = tf.math.unsorted_segment_sum(tf.gather(table(), ids.values), ids.value_rowids(), ids.nrows())
+    assert_rows(case, feeds, total / tf.maximum(lengths, 1)[:, None])
+
+
+def test_counts_of_entries_with_weights(case, feeds):
+    ids, y = ragged(case), tensor(case, "y")
+    number = tf.shape(y)[0]
+    each = tf.gather(y, ids.value_rowids())
+    rows = tf.cast(ids.value_rowids(), tf.int32)
+    sums = tf.raw_ops.DenseBincount(input=rows, size=number, weights=each)
+    assert_rows(case, feeds, sums[:, None])
+    other = tf.raw_ops.DenseBincount(input=rows, size=number + 1, weights=each)
+    seen = tf.raw_ops.DenseBincount(input=rows, size=number, weights=each[:0], binary_output=True)
+    for unknown in (other, seen):
+        assert isinstance(case.kind(unknown), Unknown)
