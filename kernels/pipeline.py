@@ -30,6 +30,7 @@ from autodist.kernels.finish.compile_updates import CompileUpdates
 from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
 from autodist.kernels.finish.remove_compute import RemoveCompute
+from autodist.kernels.normalise.assign_scattered_state import AssignScatteredState
 from autodist.kernels.normalise.inline_branches import InlineBranches
 from autodist.kernels.normalise.reduce_before_postprocessing import ReduceBeforePostprocessing
 from autodist.kernels.normalise.settle_losses import SettleLosses
@@ -61,6 +62,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     SettleLosses(),
     SettleSums(),
     ReduceBeforePostprocessing(),
+    AssignScatteredState(),
     RewriteRows(),
     ReportTableWrites(),
     ChooseRowJoins(),
