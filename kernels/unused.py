@@ -15,7 +15,7 @@ _FED = having(Trait.FED) - {"PlaceholderWithDefault"}
 def remove_unused(editor: GraphEditor, named: Set[str], names: Iterable[str]) -> None:
     """Removes those of the nodes `names` and their ancestors that have no reader and are not `named`.
 
-    If left in the graph, they would keep the variable reads that they consume alive until pruning. Operations that wait
-    for such reads would be delayed even after it.
+    Otherwise the variable reads that they consume would stay in the graph until pruning. Later kernels would order
+    other operations after these reads, and that order would remain after pruning.
     """
     editor.remove_unread(names, lambda node: node.name in named or node.op in _FED or not is_stateless(node.op))

@@ -17,19 +17,20 @@ from autodist.strategies.variables import GraphLike, SyncedVariable, synced_vari
 @register
 @dataclass(frozen=True)
 class PartitionedAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
-    """All-reduces shards: large variables are partitioned along axis 0, and each shard is a member of a group.
+    """All-reduces shards: partitions large variables along axis 0, and reduces each shard like a variable.
 
     For models with variables much larger than a bucket. The shards are reduced and applied in sequence: the first
     shards are applied while the last are still being sent.
 
     Cost: as AllReduce: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and
-    receives as many. The number of messages grows with that of shards.
+    receives as many. The number of messages grows with the number of shards.
 
     Source: Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration", SOSP 2019,
     for reducing large tensors in parts; the bytes as in AllReduce.
 
     Attributes:
-        chunk_size: number of shards and whole variables in a group; 1 reduces each shard separately.
+        chunk_size: number of shards and whole variables that are packed into buckets together; 1 reduces each
+            separately.
         all_reduce_spec, compressor: see AllReduceOptions.
         max_shards, min_partition_bytes: see PartitionOptions.
     """

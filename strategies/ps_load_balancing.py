@@ -1,6 +1,6 @@
-"""PSLoadBalancing: balances the bytes of variables over owners, and partitions those too large for one owner.
+"""PSLoadBalancing: balances the bytes of variables over owners, and partitions variables too large for one owner.
 
-The functions below it place variables in this way for other builders.
+The functions after the class do the same for other builders.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
     """Parameter servers on all workers: variables are assigned by bytes, weighted by the owners' bandwidths.
 
     For models with large sparse variables, for machines with links of unequal speed, and for optimizers with much
-    state, which is distributed over the workers. If there are nodes without replicas, only these own variables.
+    state: it is distributed over the workers. If there are workers without replicas, only these own variables.
 
     Each variable has one owner. From four workers on, sparse variables and those larger than b/W are partitioned (see
-    `partition_heavy_variables`). PartitionedPS partitions all that are large enough.
+    `partition_heavy_variables`). PartitionedPS partitions all variables that are large enough.
 
     Cost: with W equal workers and b bytes of dense gradients, each worker owns about b/W. It sends about
     2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many.
@@ -38,8 +38,8 @@ class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
     17(2), 1969, largest first; for the partitioning S. Kim et al., see Parallax.
 
     Attributes:
-        max_shards, min_partition_bytes: of partitioned variables; see PartitionOptions. With `max_shards` they are
-            partitioned on any number of workers, with 1 never.
+        max_shards, min_partition_bytes: see PartitionOptions. If `max_shards` is set, variables are partitioned on any
+            number of workers; 1 disables partitioning.
         sync, staleness, local_proxy_variable: see ServerOptions.
     """
 
@@ -51,7 +51,7 @@ class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
 
 
 UNPARTITIONED_WORKERS = 3
-"""Up to this many workers an owner serves at most two others, and shards cost as many messages as they save."""
+"""The largest number of workers without partitioning: an owner serves at most two others, so shards save nothing."""
 
 
 def balanced_server_nodes(
@@ -90,8 +90,8 @@ def partition_heavy_variables(
     """Partitions variables that one owner should not serve: tables, and those larger than an owner's fair share.
 
     Each worker requests rows of a table from its owner, so the bytes that the owner sends grow with the number of
-    workers, whatever the table's size. So tables are partitioned from four workers on. `max_shards` enables this for
-    any number of workers, or disables it with 1.
+    workers, whatever the size of the table. Partitioning begins with four workers. If `max_shards` is set, it applies
+    to any number of workers; 1 disables it.
 
     Args:
         variables: the variables to place on parameter servers.

@@ -1,4 +1,4 @@
-"""Reaches a machine by the selected implementation of SSH, paramiko or the `ssh` program; the SSH part of the relay."""
+"""The SSH part of the relay process: reaches a machine by the selected implementation, paramiko or `ssh`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def reach(settings: SSHSettings, timeout: float, wait_while_needed: Callable[[fl
 
     Args:
         settings: SSH settings of the machine.
-        timeout: seconds without a response that are allowed.
-        wait_while_needed: waits so many seconds; returns False if the machine is no longer needed.
+        timeout: seconds without a response after which a connection counts as lost.
+        wait_while_needed: waits for a number of seconds; returns False if the machine is no longer needed.
     """
     if settings.transport == "openssh":
         return ProgramMachine(settings, wait_while_needed, timeout)
@@ -40,7 +40,7 @@ def relay(order: SSHOrder, relays: Relays, output: BinaryIO) -> None:
     threading.Thread(
         target=_end_with_the_chief, name="autodist-relay-chief", args=(relays, have_started), daemon=True
     ).start()
-    # The first message of an agent is late, since it has to load Python first, maybe from a network drive.
+    # The first message of an agent may be late: it has to load Python first, maybe from a network drive.
     limit, grace = order.silence_timeout, max(0.0, order.reach_timeout - order.silence_timeout)
     settings = order.settings
     with reach(settings, limit, lambda seconds: not relays.wait_for_chief_end(seconds)) as machine:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @register_compressor("NONE")
 @dataclass(frozen=True)
 class Uncompressed(Compressor):
-    """Lossless and without savings; overrides the compressor of a builder."""
+    """Sends gradients without loss. Set it for single variables to override the compressor of a builder."""
 
     uses_subgroups: ClassVar[bool] = True
 

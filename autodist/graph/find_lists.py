@@ -1,4 +1,4 @@
-"""Finds nodes that pass lists of tensors to each other, as in loops; pipeline stages cannot exchange lists."""
+"""Finds nodes that exchange lists of tensors, as in loops: they must be in one pipeline stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autodist.graph.walks import reach
 
 
 def find_lists(graph_index: GraphIndex, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
-    """Maps each node that passes or receives a list to all nodes that lists connect to it, directly or indirectly.
+    """Maps each node that outputs or reads a list to all nodes that lists connect with it, directly or indirectly.
 
     Args:
         graph_index: the index of the step's graph.

@@ -1,4 +1,4 @@
-"""Nodes that the script compiles with XLA: a name scope marks those of nested `tf.function(jit_compile=True)`s.
+"""The name scope that marks the nodes of nested `tf.function(jit_compile=True)`s, which XLA compiles.
 
 TensorFlow passes the name scope of an op to the ops of its gradient (`gradient_tape/SCOPE/…`,
 `gradients/SCOPE/…_grad/…`). The scope therefore also marks the backward pass of a nested function.

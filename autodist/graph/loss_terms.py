@@ -1,4 +1,4 @@
-"""Terms of a loss: the values at which it is decomposed if no single loss scale of the replicas suits all of it."""
+"""Terms of a loss: the values into which it is decomposed if its parts need different loss scales."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from autodist.layout import (
 
 
 def loss_kind(step: CapturedStep, flows: Propagation, name: str) -> Kind:
-    """Returns the reduction kind of a differentiated tensor.
+    """Returns the layout of a differentiated tensor.
 
-    A graph that was built for a fixed number of examples may divide a sum by that number as by any constant. The kind
-    is then unknown: a sum or a mean.
+    A graph that was built for a fixed number of examples may divide a sum by a constant equal to that number. The
+    layout of the quotient is then unknown: a sum or a mean.
     """
     kind = flows.kind(name)
     if step.rows is None or not isinstance(kind, Sum | PerExample):
         return kind
     return Unknown(
-        f"what it is fed has fixed shapes, for {step.rows} examples a worker, and it adds up over them: a constant may "
-        "divide it by their number"
+        f"it sums over placeholders with fixed shapes, for {step.rows} examples a worker; a constant may divide it "
+        "by their number"
     )
 
 
@@ -96,7 +96,7 @@ class _Search:
         return loss_kind(self.step, self.flows, self.call.terms[k].tensor)
 
     def _is_additive(self, k: int) -> bool:
-        """Returns True if the scaled gradients through a value add up to those through the whole batch's value."""
+        """Returns True if the scaled gradients of the replicas through a value add up to those of one device."""
         kind, term = self._kind(k), self.call.terms[k]
         if isinstance(kind, Mean):
             return not term.parts or not (self._is_trained(kind.weight) or self._is_divided_by_none(kind.weight))
@@ -105,7 +105,7 @@ class _Search:
         return isinstance(kind, Replicated) or (isinstance(kind, PerExample) and term.tensor in self.call.targets)
 
     def _is_bounded(self, k: int) -> bool:
-        """Returns True if it is computed from maximum(count, 1): a count as a divisor, but not additive."""
+        """Returns True if a term is computed from maximum(count, 1), which divides like a count but is not additive."""
         summed = [
             part for part in {k, *self._below(k)} if isinstance(self._kind(part), Sum) and self.call.terms[part].parts
         ]
@@ -114,18 +114,18 @@ class _Search:
         )
 
     def _has_known_parts(self, k: int) -> bool:
-        """Returns True if it has parts and none holds rows, since a replica does not see other replicas' rows."""
+        """Returns True if a term has parts, and none has a row for each example: replicas lack each other's rows."""
         parts = self.call.terms[k].parts
         return bool(parts) and not any(isinstance(self._kind(part), PerExample) for part in parts)
 
     def _is_divided_by_none(self, weight: Weight) -> bool:
-        """Returns True if a fully masked share yields 0 / 0, although other replicas' examples contribute gradients."""
+        """Returns True if a replica whose examples are all masked may compute 0 / 0 while others have gradients."""
         return bool(self.step.in_step_all_reduces) and not isinstance(weight, Examples | Elements)
 
     def _is_trained(self, weight: Weight) -> bool:
         """Returns True if gradients reach a variable through the weight of a mean.
 
-        For a ratio of such sums, both need to be known.
+        The numerator and the denominator of the mean then need to be known separately.
         """
         if isinstance(weight, Examples | Elements):
             return False

@@ -213,21 +213,21 @@ def _limit(default: float) -> Any:
 class Timeouts(Model):
     """Timeouts of a run, in seconds. An error about a missed timeout names the key to raise.
 
-    Seconds count for less while a process is suspended or this machine is overloaded
-    (`autodist.cluster.timeouts`). So a timeout limits the work that a process could have done in that time.
+    A timeout limits the work that a process could have done in that time: it is extended while a process is suspended
+    or this machine is overloaded (`autodist.cluster.timeouts`).
 
     Attributes:
         connect_timeout: the time for reaching a machine over SSH. Until then, a machine that still boots or admits no
             more logins is tried again. The timeout also limits each step of a connection: the server's greeting, the
             login.
-        reach_timeout: the time until every machine has reported its facts, from when it should have been reached.
+        reach_timeout: the time until every machine has reported its facts; with SSH, `connect_timeout` is added.
         join_timeout: with `nodes: given`, the time until all processes that the scheduler starts have joined.
         start_timeout: the time in the chief's first step until every other worker's script has reached it.
         silence_timeout: the time without data from the other end of an SSH connection after which it counts as lost.
             TCP retransmits after ever longer pauses: after an outage a link stays silent for up to twice as long as
             the outage. With the default, an outage of ten seconds or a little more does no harm.
-        stall_timeout: the time in one step, or after the end of the chief's script, after which a worker whose script
-            has ended counts as one that will never arrive.
+        stall_timeout: the time in one step, or after the end of the chief's script, after which workers stop waiting for
+            one whose script has ended.
         answer_timeout: the time for a worker's process to report its state while the chief waits for it.
         deadlock_timeout: the time after which workers that are all inside steps and compute nothing count as waiting
             for each other. A step may also wait for something other than workers, such as a remote disk.
@@ -235,8 +235,8 @@ class Timeouts(Model):
             worker's script fails before the chief's first step, the worker waits as long for the chief to fail with the
             same error.
         stop_timeout: the time between SIGTERM and SIGKILL for a script of a failed run.
-        end_timeout: the time for the process of a script that has ended well: exit handlers, threads, TensorFlow
-            itself.
+        end_timeout: the time from the successful end of a script to the end of its process: exit handlers, threads,
+            TensorFlow itself.
     """
 
     connect_timeout: float = _limit(60.0)

@@ -33,11 +33,11 @@ log = logging.getLogger("autodist")
 
 
 class StepPlans:
-    """One worker's copy of a run's plans: the chief makes them and sends them to the others.
+    """A worker's plans of the steps of a run: the chief builds the strategies, and each worker rewrites its steps.
 
     Args:
         spec: the machines.
-        builder: decides the strategy; None on the others.
+        builder: builds the strategies; None on workers other than the chief.
         index: index of this worker.
         recorder: records training steps; None unless recording is enabled.
     """
@@ -91,7 +91,7 @@ class StepPlans:
         if not strategy.pipeline.stages and not self._has_warned_of_marks and has_stage_marks(step):
             self._has_warned_of_marks = True
             log.warning(
-                "ad.stage means nothing to %s, which has no pipeline stages: each replica computes the complete model. "
+                "ad.stage has no effect under %s, which has no pipeline stages: each replica computes the whole model. "
                 "Use `builder: Pipeline` for stages.", strategy.builder,
             )  # fmt: skip
         if self._recorder is not None:
@@ -143,7 +143,7 @@ class StepPlans:
         self._decided.update({shared[node.variable]: node for node in strategy.nodes})
 
     def rehearse(self, step: CapturedStep, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
-        """Rewrites the first step while the others may still trace, so that a kernel's error is raised by then."""
+        """Rewrites the first step while other workers may still trace it, so that a kernel's error is raised early."""
         self._seen = Rewriting() if strategy.pipeline.stages else None
         rewritten = self._rewrite(step, strategy, names, seen=self._seen)
         assert isinstance(rewritten, ReplicatedStep), "made by the kernels of a training step"
@@ -200,7 +200,7 @@ class StepPlans:
 
 
 def share_names(step: CapturedStep, names: Mapping[str, str]) -> CapturedStep:
-    """Gives the variables of a step the names that all steps share in the session.
+    """Sets the `shared_name` of a step's variables to the names that all steps of the session use.
 
     Args:
         step: the step.

@@ -1,9 +1,9 @@
-"""Collective call matching: decides whether all workers make a call, such as an evaluation, together or one alone.
+"""Collective call matching: decides if all workers make a call together, such as an evaluation, or each caller alone.
 
 A script evaluates on every worker, or on one only: `if ad.is_chief: model.evaluate(…)`. A worker that makes such a call
-notifies the chief, which decides. A worker that first reaches another collective call, for example a step, or the end
-of its script, does not make the call. The chief queries workers that have sent no message. If a worker neither makes
-the call nor continues for a time limit, the callers make the call alone. That is slower and has the same result.
+notifies the chief, and the chief decides. A worker that reaches another collective call first, such as a step, or the
+end of its script, does not take part. The chief queries workers that have sent no message. If a worker does neither
+within a time limit, the callers make the call alone, which is slower and has the same result.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class CallMessageKind(enum.StrEnum):
     """The meaning of a message."""
 
     CALLING = "calling"  # to the chief: this worker makes a call
-    GIVES_UP = "gives up"  # to the chief: the wait was too long; it makes the call alone unless that is decided
+    GIVES_UP = "gives up"  # to the chief: the time limit is over; make the call alone, unless already decided
     QUERY = "query"  # from the chief: does the worker make a call before its next collective call?
-    PASSED = "passed"  # to the chief: no, it is at another call; from the chief: it makes no more calls
+    PASSED = "passed"  # to the chief: the sender is at a later call; from the chief: it makes no more calls
     TOGETHER = "together"  # from the chief: all workers make the call
     ALONE = "alone"  # from the chief: the worker makes the call alone
 
@@ -97,7 +97,7 @@ class CallMatching:
         self._owed: list[tuple[int, CallMessage]] = []
 
     def reach_collective(self) -> bool:
-        """Marks that this worker reaches a collective call, for example a step; older calls of others cannot match.
+        """Records that this worker reaches a collective call, such as a step; it cannot match older calls any more.
 
         Returns:
             True if other workers wait for `answer`.
@@ -129,7 +129,7 @@ class CallMatching:
         return self._gather(call, limit) if self._worker == 0 else self._request(call, limit)
 
     def have_all_left(self) -> bool:
-        """On the chief, returns True if all others have made their last call; waits for silent ones within a limit."""
+        """On the chief, returns True if all others make no more calls; waits for their messages within a time limit."""
         with self._changed:
             silent, query = self._silent(), self._message(CallMessageKind.QUERY)
         if silent:
@@ -139,7 +139,7 @@ class CallMatching:
             return all(self._passed.get(worker) == _END for worker in self._others)
 
     def receive(self, message: CallMessage) -> None:
-        """Handles a message of another worker; runs in another thread than the script."""
+        """Handles a message from another worker; not called in the script's thread."""
         answer = None
         with self._changed:
             match message.kind:

@@ -1,4 +1,4 @@
-"""Finds regions of a step that XLA can compile, each as one function: the compute part of a replica, and updates."""
+"""Finds the regions of a step that XLA can compile as one function each: a replica's compute part, and updates."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _copied(step: ReplicatedStep) -> frozenset[str]:
 
 
 def find_regions(step: ReplicatedStep, context: Context, is_marked: Callable[[str], bool]) -> Subgraphs:
-    """Finds the parts of a step that can be replaced by one node each, all at the same time.
+    """Finds the regions of a step, each of which one node can replace.
 
     The nodes of a region are on one device of this worker, belong to the same runs, and wait for the same
-    communication. So no two workers can wait for each other, and a late message does not delay independent work.
+    communication. Compilation therefore creates no deadlock, and a late message does not delay independent work.
 
     Args:
         step: the step, with devices.
@@ -112,7 +112,7 @@ class _Search:
         self._waits, self._runs = self._find_waits(), self._find_runs()
 
     def _computed_by_all(self) -> set[str]:
-        """Returns ancestors of writes that several workers compute in parallel, unless all use the same code for it.
+        """Returns the nodes that several workers compute in parallel, if their XLA functions could differ.
 
         XLA's code depends on the processor and on the rest of the function. If one worker also updates variables that
         it owns, or another computes nothing, workers would diverge in their last bits.
@@ -170,7 +170,7 @@ class _Search:
         return reader if is_same_place and name not in self._returned else None
 
     def _find_waits(self) -> dict[str, int]:
-        """Returns, for each node, a bit set of its ancestors that may wait for other workers."""
+        """Maps each node to a bit set of its ancestors that may wait for other workers."""
         found: dict[str, int] = {}
         count = 0
         for name in self.graph_index.order:
@@ -184,7 +184,7 @@ class _Search:
         return found
 
     def _find_runs(self) -> dict[str, int]:
-        """Returns, for each node, a bit set of the runs that need it: the step, and background programs."""
+        """Maps each node to a bit set of the runs that need it: the step, and background programs."""
         found: dict[str, int] = {}
         background = (self.step.background_nodes, self.step.flush_targets, self.step.initializers.values())
         for k, roots in enumerate((self._returned, *background)):

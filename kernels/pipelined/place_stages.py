@@ -1,4 +1,4 @@
-"""Placement of pipeline stages: each worker runs its part of the step and sends the tensors that others need."""
+"""PlaceStages: each worker keeps its pipeline stage of the step and sends the tensors that other workers read."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PlaceStages(Kernel[ReplicatedStep, ReplicatedStep]):
 
 
 def _with_micro_batches(step: ReplicatedStep, originals: Mapping[str, str]) -> ReplicatedStep:
-    """Registers copies as belonging to the micro-batches of their originals."""
+    """Returns the step in which recomputed copies belong to the micro-batches of their originals."""
     if not originals:
         return step
     made = {copy: step.replica_of(name) for copy, name in originals.items()}
@@ -79,7 +79,7 @@ def _with_micro_batches(step: ReplicatedStep, originals: Mapping[str, str]) -> R
 
 
 def _require_fetched_by_all(placement: StagePlacement, context: Context) -> None:
-    """Refuses fetches of tensors that a single pipeline stage has if workers may fetch different outputs."""
+    """Raises an error if workers may fetch different outputs, and one is computed by a single pipeline stage."""
     if context.reduces_outputs:
         return
     for name in placement.step.outputs:
@@ -120,8 +120,8 @@ def _exchange_completion_signal(editor: StepEditor[Step], names: Sequence[str], 
 def _accesses(context: Context, reader: int, writer: int) -> bool:
     """Returns True if a worker reads or sets another worker's variables between steps.
 
-    The chief sets the variables of all workers. Of workers with equal variables, all workers read those of the first,
-    and a step those of its own pipeline.
+    The chief sets the variables of all workers. Between steps, every worker reads a stage's variables from the first
+    worker of that stage; a step reads them from its own pipeline.
     """
     if reader == writer:
         return False
@@ -133,14 +133,14 @@ def _accesses(context: Context, reader: int, writer: int) -> bool:
 class StageMessage:
     """Tensors that one worker sends to another in one message, once all of them are computed.
 
-    Tensors in one message must not wait for one another through other workers. Tensors of one unit do not, if an order
-    of the units exists at all, and have one round. Neither do tensors of one round that no unit waits for. Any other
-    tensor is sent alone.
+    No tensor of a message may depend on the arrival of another one. Two sets of tensors have this property and share a
+    message: the tensors of one unit; and the tensors of one round that no unit waits for. Any other tensor is sent
+    alone.
 
     Attributes:
         source: the worker that computes them.
         reader: the worker that reads them.
-        round: the number of transfers that precede them.
+        round: the number of transfers before them, one after another.
         of: the unit that computes them; None if no unit waits for them; a tensor's name if it is sent alone.
     """
 
@@ -151,7 +151,7 @@ class StageMessage:
 
     @property
     def key(self) -> str:
-        """Distinguishes it from the other messages of a step; the same on all workers."""
+        """A text that identifies the message within its step, on all workers."""
         of = f"{self.of.stage}/{self.of}" if isinstance(self.of, Unit) else self.of
         return f"{self.source}/{self.reader}/{self.round}/{of}"
 
@@ -175,7 +175,7 @@ def _require_values(placement: StagePlacement, transfers: Sequence[StageTransfer
     """Checks that every transferred tensor has a value in each step and can be sent.
 
     Raises:
-        StrategyError: one does not; the error names the tensor and both stages.
+        StrategyError: a tensor has no value or cannot be sent; the message names the tensor and both stages.
     """
     inside = set(find_inside(placement.graph_index))
     for transfer in transfers:
@@ -263,7 +263,7 @@ class StageExchange:
         return exchange.effects
 
     def _spec(self, name: str) -> tf.TensorSpec:
-        """Returns a tensor's dtype, and its shape as far as the captured step determines it for parts of its batch."""
+        """Returns a tensor's dtype, and its shape as far as it is known for a micro-batch."""
         step = self.placement.step
         kind = tf.as_dtype(type_of(step.graph_index, name))
         captured = step.replica_of(node_of(name))[1]

@@ -25,7 +25,7 @@ def told_by(machines: str, checkpoints: Path, forked_workers: int = 0) -> list[s
     assert TITLES.get(machines, "") in ended.output
     logged = "split into 3 micro-batches for the pipeline: 1 of them are empty"
     assert (logged in ended.output) == (machines == "stages")
-    assert ("ad.stage means nothing to AllReduce" in ended.output) == machines.startswith("replicas")
+    assert ("ad.stage has no effect under AllReduce" in ended.output) == machines.startswith("replicas")
     return [line for line in ended.output.splitlines() if "TOLD" in line]
 
 

@@ -1,8 +1,8 @@
 """Computes how a worker spends its time in a step: computing, sending, reading, or waiting for another worker.
 
-At each moment the first matching case counts: an operation computes in the worker's process; a tensor is in transfer to
-or from it; it waits for a batch; it waits for another worker. Of several awaited workers, the one that it waits for
-longest counts.
+At each moment one activity counts, the first of these: an operation computes in the worker's process; a tensor is in
+transfer to or from it; it waits for a batch; it waits for another worker. Of several awaited workers, the one with the
+longest wait counts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Stretches:
         computing: operations run in its process.
         sending: it sends or receives, and does not compute.
         reading: it waits for a batch, and does none of the above.
-        waiting: it does none of the above; by the worker that it waits for. Several waits may overlap.
+        waiting: it does none of the above, and waits for another worker; by that worker. Several waits may overlap.
     """
 
     trace: Trace
@@ -72,8 +72,8 @@ class TimeSpent:
         computing: operations run in its process.
         sending: it sends or receives, and does not compute.
         reading: it waits for a batch, and does none of the above.
-        waiting: by the worker at the end of the chain of waits (if the awaited worker waits itself, the one that it
-            waits for), and by that worker's activity.
+        waiting: it waits for another worker; by the worker at the end of the chain of waits (if the awaited worker
+            waits too, the one that it waits for), and by that worker's activity.
         sent: the bytes sent to other workers, by their index.
     """
 
@@ -139,13 +139,13 @@ class _Step:
                 yield since, event, moved
 
     def queue_filler(self, event: Event, worker: int) -> int:
-        """Returns the worker that filled the queue which a worker waited for: the last to fill it by then."""
+        """Returns the last worker that filled a queue before `worker` stopped waiting for it."""
         filled = [fill for fill in self._fills.get(event.queue or "", ()) if fill[1] != worker]
         by_then = [fill for fill in filled if fill[0] <= event.end]
         return max(by_then)[1] if by_then else min(filled)[1] if filled else ANYBODY
 
     def last_arrival(self, event: Event, worker: int) -> tuple[float, int]:
-        """Returns the time of the last arrival at a collective that a worker waited in, and the arriving worker."""
+        """Returns when the last other worker arrived at a collective, and that worker."""
         arrivals = [one for one in self._arrivals.get(event.name, ()) if one[1] != worker]
         last, awaited = max(arrivals, default=(event.end, ANYBODY))
         return min(max(last, event.start), event.end), awaited
@@ -210,7 +210,7 @@ def _awaited_at_end(worker: int, moment: float, everybody: Mapping[int, Stretche
                     pending.append(awaited)
                 else:
                     found[awaited] = end
-    last = found or first  # all wait for each other: their data is in transfer, untraced
+    last = found or first  # all wait for each other: the transfer of their data was not traced
     return max(last, key=lambda awaited: last[awaited])
 
 
@@ -242,7 +242,7 @@ def _sending(trace: Trace, step: _Step) -> Iterator[tuple[float, float]]:
 
 
 def _waits(trace: Trace, step: _Step) -> Iterator[tuple[float, float, int]]:
-    """Yields the intervals in which a worker had to wait for another one, which may have worked for it meanwhile."""
+    """Yields the intervals in which a worker waited for another one, and that worker."""
     for since, event, moved in step.moved_by(trace.worker):
         if moved.target == trace.worker:
             yield event.start, since, moved.source

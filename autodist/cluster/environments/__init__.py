@@ -1,8 +1,8 @@
-"""Given clusters: a scheduler starts every process, and the processes find each other at the chief's address.
+"""Environments in which a scheduler starts every process; the processes meet at the chief's address.
 
-Each process reads its index from its environment (`launchers`). The chief starts a *rendezvous server* in a relay
-process on its machine. The others become *followers*: each proves that it knows the run's secret (`handshake`), and is
-then the agent of its worker, over that connection instead of SSH.
+Each process reads its index from its environment variables (`launchers`). The chief starts a *rendezvous server* in a
+relay process on its machine. Every other process becomes a *follower*: it connects to the server, proves that it has
+the run's secret (`handshake`), and is then the agent of its worker, over that connection instead of SSH.
 
     chief's script                                      a process that the scheduler has started
     Coordinator ── Channel ── rendezvous server ── TCP ── follower (an agent) ── guard ── the same script: WorkerClient

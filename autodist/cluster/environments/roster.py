@@ -1,4 +1,4 @@
-"""The roster: the processes that have joined a run, the rules that refuse others, and the server's messages on it."""
+"""The roster of a run: the processes that have joined, the rules that refuse others, and the messages about both."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Roster:
         return RefusedError("its secret differs from the chief's; give all processes of the run the same", True)
 
     def enter(self, arrival: Arrival) -> None:
-        """Adds a process that has proved that it knows the secret.
+        """Adds a process that has proved that it has the secret.
 
         Raises:
             RefusedError: the process cannot take part.

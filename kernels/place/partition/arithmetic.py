@@ -1,4 +1,4 @@
-"""Arithmetic on pieces: an op runs on the pieces of its inputs where its factor rule divides them."""
+"""Arithmetic on pieces: runs an op on the pieces of its inputs if its factor rule divides these along one factor."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def on_pieces(work: Work, node: NodeDef) -> bool:
 
 
 def _axis(layout: Along | Routed) -> int:
-    """Returns the axis along which a tensor is in pieces."""
+    """Returns the axis along which a tensor is divided into pieces."""
     return layout.cut.axis if isinstance(layout, Along) else 0
 
 
@@ -62,7 +62,7 @@ def _at(layout: Along | Routed, axis: int) -> Along | Routed:
 
 
 def _pieces_of(layout: Along | Routed) -> object:
-    """Returns a key that is equal for tensors that are in pieces alike, up to the axis."""
+    """Returns a key that is equal for tensors with the same pieces, whatever the axis."""
     return layout.cut.sizes if isinstance(layout, Along) else layout.key
 
 

@@ -216,4 +216,4 @@ def test_a_pipeline_stage_means_nothing_to_another_strategy_and_that_is_told_onc
         assert float(step(np.ones((2, 2), np.float32))) == -1
     told = [record.message for record in caplog.records if "ad.stage" in record.message]
     assert len(told) == 1
-    assert "ad.stage means nothing to AllReduce" in told[0]
+    assert "ad.stage has no effect under AllReduce" in told[0]
