@@ -38,7 +38,7 @@ _LOCAL_LIMIT = 10.0
 
 
 class Connection:
-    """A login held by an `ssh` program of AutoDist or of the user.
+    """A login held by a running `ssh` program, which AutoDist or the user has started.
 
     Args:
         socket: path of the socket through which commands join it; None for the one in the user's configuration.
@@ -164,8 +164,8 @@ class ProgramMachine(SSHMachine[Connection]):
 
     Args:
         settings: SSH settings of the machine.
-        wait_while_needed: waits so many seconds; returns False if the machine is no longer needed.
-        timeout: seconds without a response that are allowed.
+        wait_while_needed: waits for a number of seconds; returns False if the machine is no longer needed.
+        timeout: seconds without a response after which the connection counts as lost.
     """
 
     def __init__(self, settings: SSHSettings, wait_while_needed: Callable[[float], bool], timeout: float) -> None:
@@ -231,7 +231,7 @@ class ProgramMachine(SSHMachine[Connection]):
             return []
 
     def _log_in(self) -> Connection:
-        """Logs in once; the timeout of the server's banner may be longer than that of its port."""
+        """Logs in; if only the server's banner is late, tries again with the full timeout."""
         timeout = self._settings.connect_timeout
         try:
             return self._try(min(timeout, ONE_TRY))

@@ -37,8 +37,8 @@ def make_schedule(stages: int, micro_batches: int, schedule: str, trains: bool =
     """Returns the order of the units of each pipeline stage.
 
     GPipe runs forward for all micro-batches before it runs backward, and keeps the activations of all of them. 1F1B
-    runs backward for a micro-batch as soon as it can. It keeps the activations of at most as many micro-batches as
-    there are stages from here on.
+    runs backward for a micro-batch as soon as it can. A stage then keeps the activations of at most as many
+    micro-batches as there are stages from it to the last one, itself included.
 
     Args:
         stages: number of stages.

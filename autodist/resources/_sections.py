@@ -226,8 +226,8 @@ class Timeouts(Model):
         silence_timeout: the time without data from the other end of an SSH connection after which it counts as lost.
             TCP retransmits after ever longer pauses: after an outage a link stays silent for up to twice as long as
             the outage. With the default, an outage of ten seconds or a little more does no harm.
-        stall_timeout: the time in one step, or after the end of the chief's script, after which workers stop waiting for
-            one whose script has ended.
+        stall_timeout: the time in one step, or after the end of the chief's script, after which workers no longer wait
+            for one whose script has ended.
         answer_timeout: the time for a worker's process to report its state while the chief waits for it.
         deadlock_timeout: the time after which workers that are all inside steps and compute nothing count as waiting
             for each other. A step may also wait for something other than workers, such as a remote disk.

@@ -14,10 +14,10 @@ from autodist.placement.group import Group
 class Subgroups:
     """Communication pattern of hierarchical sums: within each subgroup first, then between subgroups.
 
-    The first workers of each subgroup have a *rank*; the number of ranks is the size of the smallest subgroup. Subgroup
-    sums are exchanged between equal ranks. Workers without a rank, and workers that only receive sums, are served by
-    the ranks in turn. A worker therefore communicates with its own subgroup and about one worker of each other
-    subgroup: for √W subgroups of √W workers with 2·(√W-1) workers instead of W-1.
+    The first workers of each subgroup have a *rank*; the number of ranks is the size of the smallest subgroup. Workers
+    of equal rank exchange the sums of their subgroups. Workers without a rank, and workers that only receive sums, are
+    distributed over the ranks, which send them the sums. A worker therefore communicates with its own subgroup and
+    about one worker of each other subgroup: for √W subgroups of √W workers with 2·(√W-1) workers instead of W-1.
 
     Attributes:
         groups: the subgroups. The receivers of each are the workers that its members send results to.
@@ -27,7 +27,7 @@ class Subgroups:
 
     @classmethod
     def of(cls, numbers: Sequence[int], group: Group) -> Subgroups | None:
-        """Divides a group into subgroups; None if there are none, or only one has a place.
+        """Divides a group into subgroups; returns None if fewer than two have a place.
 
         Args:
             numbers: the number of each worker's subgroup.
@@ -53,7 +53,7 @@ class Subgroups:
 
     @cached_property
     def most_called(self) -> int:
-        """The largest number of other workers that a worker's step runs ops on: those that it sends to."""
+        """The largest number of other workers that one worker sends to; its step runs ops on each of them."""
         remote = [-(-len(group.everyone) // self.ranks) for group in self.groups]
         local = [len(group.everyone) - 1 for group in self.groups]
         return max(count + sum(remote) - remote[subgroup] for subgroup, count in enumerate(local))
@@ -79,8 +79,8 @@ class Subgroups:
         """Maps each other worker to the share of a worker's traffic that goes to it.
 
         Args:
-            worker: one that computes.
-            is_gathered: True if each worker's data goes to all, like rows, and is not summed in pieces on its way.
+            worker: a worker with replicas.
+            is_gathered: True if each worker's data is sent to all workers, like rows, and not summed in pieces.
         """
         subgroup, rank = self.subgroup_of(worker), self.rank_of(worker)
         group = self.groups[subgroup]

@@ -26,7 +26,7 @@ class Results:
         self._replacements: dict[str, str] = {}
 
     def set_result(self, pending: PendingReduction, tensors: Sequence[str]) -> None:
-        """Replaces the local result of a reduction by `tensors`, which hold the sum over all workers."""
+        """Replaces the local result of a reduction by `tensors`, the result over all workers."""
         for old, new in zip(pending.result, tensors, strict=True):
             self.replace(old, new)
 

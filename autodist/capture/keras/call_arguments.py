@@ -1,4 +1,4 @@
-"""Arguments of calls of `fit` and of evaluations: by name, compared between workers, and the lengths of batches."""
+"""Arguments of calls of `fit`, `evaluate` and `predict`: compares them between workers, and derives batch lengths."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _MAKES_BATCHES = ("Batch", "ParallelBatch")
 
 
 def recording_lengths(fit: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
-    """Wraps a model's `fit`: during the call, `lengths_to_come` returns the lengths of its batches."""
+    """Wraps a model's `fit` so that `lengths_to_come` returns the lengths of its batches during the call."""
 
     def call(bound: inspect.BoundArguments) -> Any:
         vars(model)[_LENGTHS] = batch_lengths(arguments_of(bound))
@@ -146,9 +146,9 @@ def _lengths(examples: int, batch: int) -> tuple[int, ...]:
 def with_bound_arguments(
     method: Callable[..., Any], call: Callable[[inspect.BoundArguments], Any]
 ) -> Callable[..., Any]:
-    """Wraps a method: the bound arguments of each call are passed to `call`.
+    """Wraps a method so that `call` gets the bound arguments of each call.
 
-    A call whose arguments do not fit goes to the method, which raises its own TypeError.
+    If the arguments do not fit the signature, the method is called and raises its own TypeError.
     """
     signature = inspect.signature(method)
 
@@ -174,7 +174,7 @@ def takes(signature: inspect.Signature, name: str) -> bool:
 
 
 def argument(bound: inspect.BoundArguments, name: str) -> Any:
-    """Returns the value of an argument, also one in `**kwargs`; None if it is not passed."""
+    """Returns the value of an argument, including one in `**kwargs`; None if it is not passed."""
     return arguments_of(bound).get(name)
 
 

@@ -1,4 +1,4 @@
-"""State: reduces the variable writes of the compute part, as declared or to the value that one device would write."""
+"""StateReductions: combines values that replicas write to a variable, by its `aggregation` or as one device would."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("autodist")
 
 _GUESSES = {
     Aggregation.MEAN: "the mean of the replicas' values",
-    Aggregation.SUM: "the sum of what each replica changes",
+    Aggregation.SUM: "the sum of the replicas' changes",
     Aggregation.ONLY_FIRST_REPLICA: "the first replica's value",
 }
 
@@ -42,7 +42,7 @@ class StateReductions:
         self._summed: dict[str, list[str]] = {}
 
     def reduce_state(self, changes: Sequence[StateChange]) -> None:
-        """Combines the writes of the compute part: as the variable declares, or to the value of a single device."""
+        """Combines the writes of the compute part, as the variable's `aggregation` declares or as one device would."""
         combined = []
         whole = self._whole
         with subgraph(self._reducer.editor, "state") as f:
@@ -117,7 +117,7 @@ class StateReductions:
         return True
 
     def _grows_as_sums(self, change: StateChange) -> bool:
-        """Returns True if the added values are known to grow as sums do, and include no loss treated as a mean."""
+        """Returns True if the added values are known to grow like sums, and contain no loss treated as a mean."""
         unknown = self._whole.unknown_parts(change)
         if any(self._degree.of(t) is None for t in unknown):
             return False
@@ -231,7 +231,7 @@ class StateReductions:
 
 def _not_known(variable: Variable, reason: str) -> RewriteError:
     return RewriteError(
-        f"{variable.name} is overwritten with what each replica computes from its part of the batch (Keras's "
+        f"{variable.name} is overwritten with a value that each replica computes from its part of the batch (Keras's "
         f"overwrite_with_gradient, as float8 quantization sets it), and the value that one device would write is not "
         f"known ({reason}). Train the model without that quantization, or on one device."
     )

@@ -64,7 +64,7 @@ def test_they_are_not_summed(look, shape):
 
 def test_values_unknown_for_the_whole_batch_are_refused():
     captured = capture(step_of(lambda x: tf.sort(tf.reshape(x, [-1]))[2]), batches()[0][0])
-    with pytest.raises(RewriteError, match="seen is overwritten with what each replica computes"):
+    with pytest.raises(RewriteError, match="seen is overwritten with a value that each replica computes"):
         rewritten(captured, plan(captured.step, 1, 2))
 
 

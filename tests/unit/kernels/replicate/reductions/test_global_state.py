@@ -232,7 +232,7 @@ def declared_norm() -> Write:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_metric_that_is_not_a_sum_is_told_of(shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
     trained(declared_norm, shape)
-    assert "state becomes the sum of what each replica changes" in caplog.text
+    assert "state becomes the sum of the replicas' changes" in caplog.text
 
 
 def likeness(x: tf.Tensor) -> tf.Tensor:
