@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -60,10 +60,10 @@ def _chosen(
         RewriteError: no rule passes the same rows to the optimizer as one device would.
     """
     ids, rows = gradient.tensors
-    found = {name: _join_of_source(editor, flows, name) for name in _sources(editor, ids)}
-    if set(found.values()) == {RowJoin.ALIGNED}:
+    found = [(name, _join_of_source(editor, flows, name)) for name in _sources(editor, ids)]
+    if {how for _, how in found} == {RowJoin.ALIGNED}:
         return replace(gradient, row_join=RowJoin.ALIGNED)
-    differing = [name for name, how in found.items() if how is not RowJoin.IN_TURN]
+    differing = [name for name, how in found if how is not RowJoin.IN_TURN]
     if not differing or is_summed(editor, ids, rows):
         return replace(gradient, row_join=RowJoin.IN_TURN)
     if len(found) == 1:
@@ -79,13 +79,13 @@ def _chosen(
     )
 
 
-def _aligned_end(step: CapturedStep, found: Mapping[str, RowJoin]) -> int | None:
+def _aligned_end(step: CapturedStep, found: Sequence[tuple[str, RowJoin]]) -> int | None:
     """Returns the number of trailing rows whose indices all replicas share, if rows of examples precede them."""
-    joins = list(found.values())
+    joins = [how for _, how in found]
     first = joins.index(RowJoin.ALIGNED) if RowJoin.ALIGNED in joins else 0
     if set(joins[:first]) != {RowJoin.IN_TURN} or set(joins[first:]) != {RowJoin.ALIGNED}:
         return None
-    counts = [step.spec_of(name).shape.num_elements() for name in list(found)[first:]]
+    counts = [step.spec_of(name).shape.num_elements() for name, _ in found[first:]]
     return sum(count for count in counts if count is not None) if None not in counts else None
 
 

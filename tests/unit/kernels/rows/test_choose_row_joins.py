@@ -73,6 +73,13 @@ def gather_after_positions(table, ids):
     return tf.gather(table, places)[2:] * tf.gather(table, places)[:1]
 
 
+def gather_twice_with_positions(table, ids):
+    """Rows of examples, and of all replicas, each twice: as from two sampled losses on one table."""
+    places = tf.concat([tf.reshape(ids, [-1]), tf.constant([7, 8])], 0)
+    first, second = tf.gather(table, places), tf.gather(table, places)
+    return first[:-2] * first[-1] + second[:-2] * second[-2]
+
+
 def gather_different_with_positions(table, ids):
     return gather_different(table, ids) + tf.gather(table, tf.constant([7]))
 
@@ -141,7 +148,9 @@ def test_a_table_looked_up_for_examples_and_then_for_all(optimizer, layout):
 @pytest.mark.feature(
     "function", "model: an embedding looked up by the batch's ids and by others, under Adam", refused="RewriteError"
 )
-@pytest.mark.parametrize("gather", [gather_after_positions, gather_different_with_positions])
+@pytest.mark.parametrize(
+    "gather", [gather_after_positions, gather_twice_with_positions, gather_different_with_positions]
+)
 def test_a_table_looked_up_in_two_ways_is_refused_where_rows_are_squared(gather):
     captured, _ = lookup_step(optimizers.Adam(0.01), gather)
     with pytest.raises(RewriteError, match="table is looked up in several ways.*convert_to_tensor"):
