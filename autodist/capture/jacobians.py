@@ -73,7 +73,7 @@ class BatchJacobian(Jacobian):
     def _together(self, target: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         rows = tf.shape(gradients[0])
         with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(target)[0], rows[0])]):
-            return tf.reshape(tf.stack(gradients, 1), tf.concat([[-1], target.shape[1:], rows[1:]], 0))
+            return tf.reshape(tf.stack(gradients, 1), tf.concat([[-1, *target.shape[1:]], rows[1:]], 0))
 
 
 @contextmanager
