@@ -100,18 +100,7 @@ class _Search:
         kind, term = self._kind(k), self.call.terms[k]
         if isinstance(kind, Mean):
             return not term.parts or not (self._is_trained(kind.weight) or self._is_divided_by_none(kind.weight))
-        if isinstance(kind, Sum):
-            return not self._is_bounded(k)
-        return isinstance(kind, Replicated) or (isinstance(kind, PerExample) and term.tensor in self.call.targets)
-
-    def _is_bounded(self, k: int) -> bool:
-        """Returns True if a term is computed from maximum(count, 1), which divides like a count but is not additive."""
-        summed = [
-            part for part in {k, *self._below(k)} if isinstance(self._kind(part), Sum) and self.call.terms[part].parts
-        ]
-        return any(
-            self.step.graph_index.nodes[node_of(self.call.terms[part].tensor)].op == "Maximum" for part in summed
-        )
+        return isinstance(kind, Replicated | Sum) or (isinstance(kind, PerExample) and term.tensor in self.call.targets)
 
     def _has_known_parts(self, k: int) -> bool:
         """Returns True if a term has parts, and none has a row for each example: replicas lack each other's rows."""

@@ -16,6 +16,7 @@ from autodist.layout.factors import NONE, times
 from autodist.layout.facts import REPLICATED, Base, Dims, Extremum, Fact, Form, Statistic, UnknownFact
 from autodist.layout.lengths import is_same_length, length, whole_quotient
 from autodist.layout.op_context import OpContext, Rule, op_names
+from autodist.layout.vanishing import differs_where_zero, guarded_count, is_summed, vanish_with
 
 
 def linear(ctx: OpContext) -> Fact:
@@ -75,8 +76,11 @@ def floor_divide(ctx: OpContext) -> Fact | list[Fact]:
 
 
 def divide(ctx: OpContext) -> Fact:
-    """A quotient: of factors, too."""
+    """A quotient: of factors, too. That of two sums is a mean if the dividend is zero where the divisor is."""
     left, right = operands = operands_of(ctx)
+    counted = guarded_count(ctx, 1)
+    if counted is not None and vanish_with(ctx, 0, times(NONE, counted.factors, -1)):
+        right, operands = counted, [left, counted]
     if has_rows(operands):
         form = joined_rows(ctx, operands, (0, 1))
         if isinstance(form, UnknownFact):
@@ -84,11 +88,24 @@ def divide(ctx: OpContext) -> Fact:
         return replace(form, factors=times(factors_of(left), factors_of(right), -1))
     if isinstance(left, Form) and isinstance(right, Form):
         if right.base is Base.REPLICATED:
-            return Form(left.base, times(left.factors, right.factors, -1), left.mixed_at or right.mixed_at)
+            factors = times(left.factors, right.factors, -1)
+            if is_summed(left) and not vanish_with(ctx, 0, factors):
+                return differs_where_zero(ctx, left, right, -1)
+            return Form(left.base, factors, left.mixed_at or right.mixed_at)
         if left.degree == right.degree:
             return Statistic(ctx.unknown("it is a quotient of sums over the batch that are not scalars").reason)
         return ctx.unknown("it is a quotient of sums over the batch that are not scalars")
     return nonlinear(ctx)
+
+
+def multiply(ctx: OpContext) -> Fact | list[Fact]:
+    """A product: of factors, too. A sum times 1 / count is a mean if the sum is zero where the count is."""
+    operands = operands_of(ctx)
+    for index, other in ((0, operands[1]), (1, operands[0])):
+        if is_summed(operand := operands[index]) and isinstance(other, Form) and other.rows is None:
+            if not vanish_with(ctx, index, other.factors):
+                return differs_where_zero(ctx, operand, other)
+    return by_factors(ctx)
 
 
 def subtract(ctx: OpContext) -> Fact | list[Fact]:
@@ -153,7 +170,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(op_names("EnsureShape Real Imag Conj DebugIdentity DebugIdentityV2"), linear),
     **dict.fromkeys(["Add", "AddV2", "AddN", "AccumulateNV2"], with_numbers(row_by_row(with_values(operator.add)))),
     "Sub": with_numbers(row_by_row(subtract)),
-    **dict.fromkeys(having(Trait.PRODUCT), with_numbers(row_by_row(with_values(operator.mul)))),
+    **dict.fromkeys(having(Trait.PRODUCT), with_numbers(row_by_row(with_values(operator.mul, multiply)))),
     **dict.fromkeys(having(Trait.QUOTIENT), row_by_row(divide)),
     **dict.fromkeys(having(Trait.WHOLE_QUOTIENT), floor_divide),
     **dict.fromkeys(op_names("Reciprocal Inv"), reciprocal),

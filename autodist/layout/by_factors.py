@@ -24,6 +24,7 @@ from autodist.layout.facts import (
     is_noise,
 )
 from autodist.layout.op_context import OpContext
+from autodist.layout.vanishing import NO_WEIGHT, vanish_with
 
 NO_SUM = "it reduces over the batch, which is neither a sum nor a mean"
 
@@ -106,6 +107,8 @@ def _result(ctx: OpContext, joined: Divided, scale: Factors, index: int) -> Fact
         return Form(rows, scale, joined.mixed_at)
     if reduced is ReducedBy.MEAN:
         scale = times(scale, power(joined.rows.count, 1), -1)
+    if ctx.node.op in ("Sum", "Mean") and not vanish_with(ctx, 0, scale):
+        return ctx.unknown(NO_WEIGHT)
     if reduced in (ReducedBy.SUM, ReducedBy.MEAN):
         return _summed(ctx, Form(Base.PARTIAL_SUM, scale, joined.mixed_at), index)
     unknown = ctx.unknown(NO_SUM)

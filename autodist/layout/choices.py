@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import tensorflow as tf
-
-from autodist.graph.ops import Trait, having
 from autodist.layout.arithmetic import add_operands
 from autodist.layout.by_factors import nonlinear
 from autodist.layout.combine import has_rows, joined_rows, operands_of, same_rows
 from autodist.layout.degree import common_scale
-from autodist.layout.factors import NONE, additive_over
 from autodist.layout.facts import (
-    REPLICATED,
     Base,
     Dims,
     Fact,
@@ -28,6 +23,7 @@ from autodist.layout.facts import (
 )
 from autodist.layout.lengths import is_length_of, length
 from autodist.layout.op_context import OpContext, Rule, tensor_name
+from autodist.layout.vanishing import guard_of
 
 
 def select(ctx: OpContext) -> Fact:
@@ -109,50 +105,19 @@ def _select_rows(ctx: OpContext) -> Fact:
 
 
 def _guarded_quotient(ctx: OpContext) -> Fact | None:
-    """`where(s > 0, a / s, 0)` and `where(s == 0, 1, s)`: guards for replicas on which the divisor is zero.
+    """`where(s > 0, a / s, 0)`: a guard for replicas on which the divisor is zero, and so is their weight.
 
-    If s is zero, so is the replica's weight, and the guard does not change the combined value. A guard by `>` requires
-    that s cannot be negative.
+    A guard by `>` requires that s cannot be negative.
     """
-    condition = ctx.scope.producer(ctx.inputs[0])
-    if condition is None or condition.op not in _GUARDS:
+    guard = guard_of(ctx)
+    value = None if guard is None else operands_of(ctx, (guard.nonzero,))[0]
+    if guard is None or not isinstance(value, Form) or value.base is not Base.REPLICATED:
         return None
-    guard = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], ctx.scope)
-    if not guard.is_zero(1):
-        return None
-    divisor = ctx.scope.fact(guard.inputs[0])
-    selected, other = _GUARDS[condition.op]
-    value = operands_of(ctx, (selected,))[0]
-    if not isinstance(divisor, Form) or not isinstance(value, Form) or value.base is not Base.REPLICATED:
-        return None
-    factor = additive_over(divisor.factors, NONE) if divisor.base is Base.REPLICATED else None
-    if factor is None or (condition.op == "Greater" and not _counts(ctx, guard.inputs[0])):
-        return None
-    divides = dict(value.factors).get(factor) == -1 and ctx.is_zero(other)
-    is_divisor = value.factors == divisor.factors and operands_of(ctx, (other,))[0] == REPLICATED
-    return value if divides or is_divisor else None
+    return value if dict(value.factors).get(guard.factor) == -1 and ctx.is_zero(guard.zero) else None
 
 
-_GUARDS = {"Greater": (1, 2), "NotEqual": (1, 2), "Equal": (2, 1)}
-"""For each comparison of the divisor with zero: the operand selected if it is nonzero, and the one if it is zero."""
-
-
-def maximum(ctx: OpContext) -> Fact:
-    """`maximum(count, 1)` as a divisor counts as `count`: if the count is zero, so is the weight."""
-    counted = _equal_lengths(ctx)
-    if counted is not None:
-        return counted
-    for index, other in ((0, 1), (1, 0)):
-        form, bound = operands_of(ctx, (index,))[0], ctx.constant(other)
-        if bound is None or bound.size != 1 or not 0 <= bound.reshape(-1)[0] <= 1 or not isinstance(form, Form):
-            continue
-        if form.base is Base.REPLICATED and additive_over(form.factors, NONE) and _counts(ctx, ctx.inputs[index]):
-            return form
-    return nonlinear(ctx)
-
-
-def minimum(ctx: OpContext) -> Fact:
-    """Minimum: of two equal lengths, either."""
+def extremum(ctx: OpContext) -> Fact:
+    """Maximum, Minimum: of two equal lengths, either."""
     counted = _equal_lengths(ctx)
     return nonlinear(ctx) if counted is None else counted
 
@@ -166,25 +131,7 @@ def _equal_lengths(ctx: OpContext) -> Dims | None:
     return None
 
 
-def _counts(ctx: OpContext, tensor: str) -> bool:
-    """Returns True if a scalar is a count of rows or of True elements."""
-    if isinstance(ctx.scope.fact(tensor), Dims):
-        return True
-    node = ctx.scope.producer(tensor)
-    while node is not None and (node.op == "Sum" or node.op in _PASSING):
-        if node.op == "Cast" and node.attr["SrcT"].type == tf.bool.as_datatype_enum:
-            return True
-        source = tensor_name(node.input[0])
-        if node.op == "Cast" and isinstance(ctx.scope.fact(source), Dims):
-            return True
-        node = ctx.scope.producer(source)
-    return False
-
-
-_PASSING = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS)
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys(["Select", "SelectV2"], select),
-    "Maximum": maximum,
-    "Minimum": minimum,
+    **dict.fromkeys(["Maximum", "Minimum"], extremum),
 }

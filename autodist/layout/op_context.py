@@ -98,7 +98,7 @@ class OpContext(OpView):
         known = self.integers(index)
         if known is not None and None not in known:
             return known
-        tensor, node = self._origin(index)
+        tensor, node = self.origin(index)
         value = self.scope.constant(tensor)
         if value is not None:
             return [int(element) for element in value.reshape(-1)]
@@ -151,21 +151,22 @@ class OpContext(OpView):
 
     def is_uniform(self, index: int) -> bool:
         """Returns True if all elements of an input are known to be equal; its length then implies no examples."""
-        _, node = self._origin(index)
+        _, node = self.origin(index)
         value = self._elements(index)
         is_filled = node is not None and node.op == "Fill"
         return is_filled or (value is not None and (value.size <= 1 or bool(np.all(value == value.flat[0]))))
 
     def _elements(self, index: int) -> np.ndarray | None:
         """Returns the known elements of an input; a single one if all are equal."""
-        tensor, node = self._origin(index)
+        tensor, node = self.origin(index)
         if node is not None and (number := filling(node.op)) is not None:
             return np.asarray(number)
         if node is not None and node.op == "Fill":
             tensor = tensor_name(node.input[1])
         return self.scope.constant(tensor)
 
-    def _origin(self, index: int) -> tuple[str, tf.compat.v1.NodeDef | None]:
+    def origin(self, index: int) -> tuple[str, tf.compat.v1.NodeDef | None]:
+        """Returns the tensor whose elements an input has, perhaps repeated, and the node that produces it."""
         tensor = self.inputs[index]
         node = self.scope.producer(tensor)
         while node is not None and node.op in _PASSING:

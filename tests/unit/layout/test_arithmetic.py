@@ -136,6 +136,25 @@ def test_quotients_of_sums_are_means_with_the_denominator_as_weight(case, feeds)
     assert "that is no sum" in reason(case, tf.maximum(tf.reduce_sum(x), 1))
 
 
+def test_a_sum_over_more_than_its_divisor_counts_is_no_mean(case):
+    x, s = tensor(case, "x"), tensor(case, "s")
+    mask = tf.cast(tensor(case, "m"), tf.float64)
+    valid, each = tf.reduce_sum(mask), tf.reduce_sum(s, -1)
+    other = tf.cast(tensor(case, "m"), tf.float64) * tf.exp(each)
+    for sums in (tf.reduce_sum(x), tf.reduce_sum(each + mask), tf.reduce_sum(x, 0), tf.reduce_sum(each * mask + each)):
+        for quotient in (
+            sums / valid,
+            sums * (1 / valid),
+            sums / tf.maximum(valid, 1),
+            tf.reduce_sum(sums[None] / valid),
+        ):
+            assert type(case.kind(quotient)) is Unknown, quotient
+    assert type(case.kind(tf.reduce_sum(each / tf.maximum(valid, 1)))) is Unknown
+    assert type(case.kind(tf.reduce_sum(each * mask) / tf.reduce_sum(other))) is Unknown
+    assert type(case.kind(tf.maximum(valid, 1))) is Unknown  # two replicas without any make 1, not 2
+    assert case.kind(tf.reduce_sum(other) / tf.maximum(valid, 1)) == Mean(Scalar(valid.name))
+
+
 def test_boolean_mask_weighs_by_the_rows_that_it_leaves(case, feeds):
     s, m = tensor(case, "s"), tensor(case, "m")
     kept = tf.boolean_mask(s, m)
