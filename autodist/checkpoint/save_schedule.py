@@ -1,4 +1,4 @@
-"""Decides at which steps a run is saved: by a schedule, which is the same on all workers, and on SIGTERM."""
+"""Determines the steps after which a run is saved: by a schedule, which is the same on all workers, and on SIGTERM."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def _nothing() -> None:
 class Schedule:
     """Decides between two steps if the run is saved now; every worker calls it before the same steps.
 
-    Step counts need no communication. The chief shares its clock and its requests (`ask`) at regular looks. Each look
-    also sets the number of steps until the next one, from the duration of the last steps.
+    A schedule by steps needs no communication. For one by time and for requests, the chief broadcasts its clock and its
+    requests in an exchange about every `LOOK_SECONDS`. Each exchange also sets the number of steps until the next one,
+    from the duration of the last steps.
 
     Args:
         is_chief: True if this worker is the chief.
         share: broadcasts the chief's value to all workers; a collective call.
-        every_steps: saves after this many steps; None: steps do not count.
-        every_minutes: saves after this many minutes by the chief's clock; None: time does not count.
+        every_steps: the number of steps between two saves; None: no schedule by steps.
+        every_minutes: the minutes between two saves, by the chief's clock; None: no schedule by time.
         step: number of steps already done.
         clock: returns seconds.
 
@@ -61,7 +62,7 @@ class Schedule:
         self._is_requested, self._after_save = False, _nothing
 
     def request(self, then: Callable[[], None] = _nothing) -> None:
-        """On the chief, requests a save at the next look. Safe in any thread and in a signal handler.
+        """On the chief, requests a save at the next exchange. Safe in any thread and in a signal handler.
 
         Args:
             then: called after the save.
@@ -83,7 +84,7 @@ class Schedule:
         return is_due
 
     def saved(self, step: int) -> None:
-        """Records a save, for whatever reason."""
+        """Records a save, whatever its cause."""
         self.saved_step, self._saved_at = step, self._clock()
         self._is_requested = False
         then, self._after_save = self._after_save, _nothing
@@ -157,7 +158,7 @@ class Preemption:
         self._request_save()
 
     def _note_leaving(self, worker: str) -> None:
-        """Called in another thread; a script that does no more steps ends as usual."""
+        """Called in another thread. If the script runs no more steps, it ends as usual."""
         if self._leaving is None:
             self._leaving = worker
         then = "restarts" if may_start_again(self._run.spec) else "ends"

@@ -17,7 +17,7 @@ INDEX = tf.int32
 
 
 DEFAULT_FRACTION = 0.01
-"""Lin et al. (below) end at a tenth of it, after epochs with more."""
+"""Ten times the fraction of Lin et al. (below), who begin with larger ones for some epochs."""
 
 
 @register_compressor("TOP_K")

@@ -108,7 +108,7 @@ def _variable(variable: Variable, owner: int | None) -> str:
 
 
 def _placement(name: str, holder: Holder | None) -> str:
-    """Describes the holder of a variable; None: every worker holds it, which the owner -1 stands for."""
+    """Describes the holder of a variable; None: every worker holds it, which is shown as the owner -1."""
     if holder is None:
         return f"{name}: partition None, owners (-1,), copies ((),)"
     partitioning = holder.partitioning

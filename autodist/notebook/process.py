@@ -1,4 +1,4 @@
-"""A child process whose output is shown here as it comes, and that ends with this process or with the call.
+"""A child process that ends with this process or with the call; its output is shown here as it arrives.
 
 It is started, never forked, under the same guard as workers: however this process ends, no child process is left.
 """
@@ -89,7 +89,9 @@ class _Process:
         try:
             self._show()
         except KeyboardInterrupt as interrupt:
-            _log.info("interrupted: the run ends as its function lets it; interrupt again to end it at once")
+            _log.info(
+                "interrupted: the function may still handle the interrupt; interrupt again to end the run at once"
+            )
             if group := self._group:
                 with suppress(ProcessLookupError):
                     os.kill(group, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Registry: classes by name: built-in, registered by a script, or in a user's module."""
+"""Registry of classes by name: built-in ones, those registered by a script, and those in a user's module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Class = TypeVar("Class", bound=type)
 
 
 class Registry:
-    """The classes of one sort that a YAML can name.
+    """The classes of one sort, such as builders, that a YAML file can name.
 
     Args:
         sort: the sort, one word for messages ("builder").
@@ -35,7 +35,7 @@ class Registry:
         """Registers a class under a name, by default its own.
 
         Raises:
-            StrategyError: it is not of this sort, or another class has the name already.
+            StrategyError: the class is not of this sort, or another class has its name.
         """
         self._require(cls, getattr(cls, "__qualname__", repr(cls)), None)
         name = name or cls.__name__

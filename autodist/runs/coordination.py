@@ -103,7 +103,7 @@ class Coordination:
         first = json.loads(self.broadcast(mismatch))
         if first is not None:
             worker, (call, chief_call) = first
-            calls = f"{_worker_name(worker)} has come to {call or 'a step'}, and the chief to {chief_call or 'a step'}"
+            calls = f"{_worker_name(worker)} has reached {call or 'a step'}, and the chief {chief_call or 'a step'}"
             raise _mismatch_error(calls, RESTORE if RESTORE in (call, chief_call) else FIT)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Coordination:
     # -- collective calls ------------------------------------------------------------------------------------------
 
     def reach_collective(self) -> None:
-        """Marks that this worker has reached a collective call: a step, or an exchange of messages between steps."""
+        """Records that this worker has reached a collective call: a step, or an exchange of messages between steps."""
         if self._calls is not None and self._calls.reach_collective():
             self._peers.guard(self._calls.answer)
 

@@ -45,7 +45,7 @@ from autodist.strategies import BuildsStrategy
 from autodist.verify.recorder import SEED, recorder
 
 _END_LIMIT = 0.5
-"""Seconds to wait for a cancelled call to return; a call that waits for a worker that has gone may never return."""
+"""Seconds to wait for a cancelled call to return; a call that waits for a lost worker may never return."""
 
 R = TypeVar("R")
 
@@ -69,7 +69,7 @@ class Run:
         chief: actions of the chief for all workers between two steps.
         coordination: control plane of the workers between two steps.
         early_values: initial values that this worker has and the chief does not have.
-        end: the end of the run.
+        end: ends the run.
         steps: the plans and programs of the steps.
         recorder: records the training steps; None unless recording is enabled.
         step: number of training steps so far, including those before the restored checkpoint.
@@ -211,7 +211,7 @@ class Run:
 
     @property
     def has_worked(self) -> bool:
-        """True if a step was made or a value was reduced, that is, more was done than to set variables."""
+        """True if a step has run or a value was reduced; setting variables does not count."""
         return self.steps.has_program or self.coordination.has_work
 
     # -- start and end ---------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class DataPosition:
     Attributes:
         ended: number of finished iterations.
         taken: number of batches taken in the current iteration.
-        seed: TensorFlow's global seed when the data set was made.
+        seed: TensorFlow's global seed when the data set was created.
         first: digest of the iteration's first batch; "": not known.
         draws: state of NumPy's and Python's generators at the start of the iteration; None: it has not started.
     """
@@ -161,8 +161,9 @@ class DistributedDataset(tf.train.experimental.PythonState):
         """
         if place.seed != self.place.seed:
             log.warning(
-                "the data set was made under the seed %s, and under %s in the run that has saved its place: a shuffle "
-                "without its own seed now has another order. Call tf.random.set_seed before the data set is made.",
+                "the data set was created under the seed %s, but under %s in the run that saved its position. A "
+                "shuffle without its own seed now has another order. Call tf.random.set_seed before the data set is "
+                "created.",
                 self.place.seed, place.seed, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         self.place = replace(place, seed=self.place.seed)
@@ -195,9 +196,9 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return self._rest_or_next(batches) if self._is_loop_over and place.taken else batches
 
     def _begin_again(self, place: DataPosition) -> Iterator[ReadBatch]:
-        """Restarts the saved iteration after those before it, because a shuffle draws a new order for each iteration.
+        """Repeats all iterations up to the saved one, because a shuffle draws a new order for each iteration.
 
-        A shuffle inside another one draws when it is first read, and a repeated one once per repetition.
+        A nested shuffle draws when it is first read, and a repeated one draws once per repetition.
         """
         is_read = place.ended > 0 and begins_within(self._dataset)
         for _ in range(place.ended):
@@ -266,10 +267,10 @@ class DistributedDataset(tf.train.experimental.PythonState):
             log.warning("%s", sharding_changed(place.taken), extra=ALIKE_EVERYWHERE)
             return
         log.warning(
-            "a data set of ad.distribute_dataset begins with another batch than in the run that is gone on from, which "
-            "had taken %d of it, and is read from its beginning. That is correct if the script itself skips the "
-            "batches already trained on with dataset.skip(ad.steps_done), which is not needed. Otherwise make it yield "
-            "the same batches each time: seed its shuffle, read files in one order.",
+            "a data set of ad.distribute_dataset is read from its beginning: its first batch differs from that of the "
+            "resumed run, which had taken %d batches. That is correct if the script itself skips the batches already "
+            "trained on with dataset.skip(ad.steps_done), which is not needed. Otherwise make it yield the same "
+            "batches each time: seed its shuffle, read files in one order.",
             place.taken, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 

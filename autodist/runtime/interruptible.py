@@ -20,7 +20,7 @@ R = TypeVar("R")
 class InterruptibleExecutor:
     """Calls functions one at a time in a thread, while the callers wait.
 
-    A step that waits for a worker that has gone may never return from TensorFlow, even if its session is closed. The
+    A step that waits for a lost worker may never return from TensorFlow, even if its session is closed. The
     calling threads wait here instead, where signals (Ctrl-C) and `fail` reach them. A process forked from this one has
     no such thread; its calls raise an error.
     """

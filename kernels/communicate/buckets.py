@@ -46,7 +46,7 @@ class Bucket:
 
     @property
     def step(self) -> int:
-        """The number of elements that aligned slices are multiples of."""
+        """The number of elements between two aligned positions; every slice begins at a multiple of it."""
         return max(1, ALIGNMENT // self.dtype.size)
 
     @property
@@ -100,7 +100,7 @@ class Bucket:
         return self.cut_again(sum(self.lengths), count)
 
     def cut_again(self, length: int, count: int) -> list[int]:
-        """Returns the sizes of `count` aligned pieces of a piece of `length` elements."""
+        """Returns the sizes of `count` aligned parts of a piece of `length` elements."""
         steps = length // self.step
         return [(steps // count + (k < steps % count)) * self.step for k in range(count)]
 

@@ -52,7 +52,7 @@ def rank_writes(
     awaited: Mapping[str, Sequence[str]] = MappingProxyType({}),
     private: Mapping[str, Owners] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """Maps each write of an owned variable to the number of times it waits for other workers after earlier writes.
+    """Maps each write of an owned variable to its rank: how often it waits for other workers after earlier writes.
 
     Two writes of an owner can share a completion signal only if their ranks are equal. Otherwise a worker that needs
     only the first write would wait for the second, which may wait for that worker: for its gradients, its reads or its
@@ -61,7 +61,7 @@ def rank_writes(
     Args:
         order: the execution order of the whole step.
         owner: the owner of each owned variable, by handle.
-        awaited: by name in the order, the work of other workers that precedes it besides its sources.
+        awaited: by name in the order, the work of other workers that it waits for in addition to its sources.
         private: by node, the workers that have all its inputs (`WorkerPart`).
     """
     reached: dict[str, dict[int, int]] = {}  # by owner of an earlier write: twice its rank, plus 1 if others intervene

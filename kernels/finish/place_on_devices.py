@@ -1,4 +1,4 @@
-"""PlaceOnDevices: places the nodes that earlier kernels left without a worker on this worker."""
+"""PlaceOnDevices: assigns a device of this worker to every node that earlier kernels have placed on no worker."""
 
 from __future__ import annotations
 

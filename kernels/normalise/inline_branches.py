@@ -1,4 +1,4 @@
-"""Inlining of conditionals that would tie together the updates of variables with different owners."""
+"""InlineBranches: inlines conditionals that write variables with different owners, or state that is reduced."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def inline_shared_updates(step: CapturedStep, plan: Plan) -> CapturedStep:
             if hindrance is not None:
                 raise StrategyError(
                     f"{listed(names)} are written under one condition ({node.name}), and the strategy gives them "
-                    f"different owners, or one of them to all workers. Both branches cannot be computed: {hindrance} "
-                    "stands in one. Move it out of the condition, give the variables one owner (the PS builder does), "
-                    "or use AllReduce for all of them."
+                    "different owners, or one of them to all workers. Both branches cannot be computed, since one "
+                    f"contains {hindrance}. Move it out of the condition, give the variables one owner (the PS builder "
+                    "does), or use AllReduce for all of them."
                 )
             chosen.append(node)
     return _inlined(step, chosen) if chosen else step
@@ -97,7 +97,7 @@ def inline_state(step: CapturedStep) -> CapturedStep:
         reason = _why_not_agreed(step, flows, node.input[0])
         if reason is not None:
             raise RewriteError(
-                f"{subject} on which the replicas may not agree ({reason}), so that their values cannot be combined. "
+                f"{subject} on which the replicas may disagree ({reason}), so that their values cannot be combined. "
                 "Compute the condition from values that all replicas share (a counter, for example), or from means and "
                 "sums over the batch; or write tf.where(condition, new, old) in every step, and set the variable's "
                 "`aggregation` to the way in which its values are to be combined."
@@ -105,8 +105,8 @@ def inline_state(step: CapturedStep) -> CapturedStep:
         hindrance = find_hindrance(node, step.graph_def.library)
         if hindrance is not None:
             raise RewriteError(
-                f"{subject} with values that differ between replicas. Both branches cannot be computed: {hindrance} "
-                "stands in one. Take it out of the condition."
+                f"{subject} with values that differ between replicas. Both branches cannot be computed, since one "
+                f"contains {hindrance}. Move it out of the condition."
             )
     inlined = _inlined(step, chosen)
     _require_not_read_again(step, inlined)
@@ -131,7 +131,7 @@ def _require_not_read_again(step: CapturedStep, inlined: CapturedStep) -> None:
 
 
 def _why_not_agreed(step: CapturedStep, flows: Propagation, condition: str) -> str | None:
-    """Returns the reason why replicas may disagree on a condition even if its inputs are reduced, or None."""
+    """Returns the reason why replicas may disagree on a condition whose inputs are reduced; None if they agree."""
 
     def is_whole(name: str, kind: Kind) -> bool | None:
         is_float = step.spec_of(name).dtype.is_floating

@@ -1,4 +1,4 @@
-"""Adds only the nonzero rows of a table to a variable, if the others are zero."""
+"""ScatterRows: adds only some rows of a tensor to a variable, if all other rows are zero."""
 
 from __future__ import annotations
 

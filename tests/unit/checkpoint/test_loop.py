@@ -154,7 +154,7 @@ def test_a_data_set_that_passes_over_by_itself_is_told_and_left_alone(tmp_path, 
         step(batch)
     with caplog.at_level(logging.WARNING, "autodist"):
         np.testing.assert_allclose(train(5), weight.numpy(), rtol=1e-13)
-    assert "begins with another batch than in the run that is gone on from, which had taken 2 of it" in caplog.text
+    assert "its first batch differs from that of the resumed run, which had taken 2 batches" in caplog.text
 
 
 def test_a_data_set_that_is_made_between_two_steps_is_told(tmp_path, caplog):

@@ -78,7 +78,7 @@ def test_another_worker_hears_it_in_the_same_call() -> None:
 @pytest.mark.parametrize("what, error", [(FIT, ClusterError), (RESTORE, CheckpointError)])
 def test_workers_that_have_come_to_different_calls_are_told_so_as_they_join(what: str, error: type[Exception]) -> None:
     coordination = talk_of(0, Peers(), [what, ""])
-    with pytest.raises(error, match="worker 1 has come to .*, and the chief to a step. .*Call .* on every worker"):
+    with pytest.raises(error, match="worker 1 has reached .*, and the chief a step. .*Call .* on every worker"):
         coordination.decide_by_chief("", "".join)
 
 
