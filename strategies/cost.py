@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import lcm
 
@@ -51,43 +51,42 @@ def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: s
 
     Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019.
     """
-    step, row = sent_for(variable, node, computing_workers(config))
+    step, row = sent_for(variable, node, Group.of_run(config))
     workers = worker_count(config)
     return Traffic(step.by_worker(workers), row.by_worker(workers))
 
 
-def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, computing: frozenset[int]) -> tuple[Sent, Sent]:
+def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, group: Group) -> tuple[Sent, Sent]:
     """Computes the traffic of a variable before expansion by worker: bytes of a step, and additional bytes per row.
 
     Args:
         variable: a variable of the captured step.
         node: its placement and synchronisation.
-        computing: the workers that have replicas.
+        group: the replicas.
     """
     partitioning = partitioning_of(node)
     # A row lies in one shard of a partitioning along axis 0, and in every shard of another partitioning.
     is_shared = partitioning is not None and partitioning.axis == 0
-    step, row = Sent(computing), Sent(computing, max(variable.shape[0], 1) if is_shared else 1)
+    step, row = Sent(), Sent(max(variable.shape[0], 1) if is_shared else 1)
     for piece, synchronizer, count in distinct_shards(variable, node):
         share = piece.shape[0] if is_shared else 1
         if count == 1:
-            synchronizer.add_traffic(piece, share, step, row)
+            synchronizer.add_traffic(piece, group, share, step, row)
             continue
-        one_step, one_row = Sent(computing), Sent(computing)
-        synchronizer.add_traffic(piece, share, one_step, one_row)
+        one_step, one_row = Sent(), Sent()
+        synchronizer.add_traffic(piece, group, share, one_step, one_row)
         step.add_times(one_step, count)
         row.add_times(one_row, count)
     return step, row
 
 
-def sent_in_stage_group(variable: SyncedVariable, holders: Sequence[int]) -> tuple[Sent, Sent]:
+def sent_in_stage_group(variable: SyncedVariable, group: Group) -> tuple[Sent, Sent]:
     """Like `sent_for`, for a variable that the workers of a pipeline stage hold: each sends its part to all others."""
-    step, row = Sent(frozenset()), Sent(frozenset())
-    for holder in holders:
-        if variable.is_sparse:
-            row.add(0, holder, (variable.row_bytes + INDEX_BYTES) * (len(holders) - 1))
-        else:
-            step.add(0, holder, variable.byte_size * (len(holders) - 1))
+    step, row, others = Sent(), Sent(), len(group.workers) - 1
+    if variable.is_sparse:
+        row.add(group, (variable.row_bytes + INDEX_BYTES) * others)
+    else:
+        step.add(group, variable.byte_size * others)
     return step, row
 
 
@@ -98,16 +97,10 @@ def bytes_sent(
 ) -> tuple[int, ...]:
     """Returns the bytes that each worker sends in a step for all variables together, without touched rows."""
     by_name = {variable.name: variable for variable in variables}
-    computing = computing_workers(config)
-    total = Sent(computing)
+    group, total = Group.of_run(config), Sent()
     for node in nodes:
-        total.add_times(sent_for(by_name[node.variable], node, computing)[0].whole(), 1)
+        total.add_times(sent_for(by_name[node.variable], node, group)[0].whole(), 1)
     return total.by_worker(worker_count(config))
-
-
-def computing_workers(config: strategy_pb2.GraphConfig) -> frozenset[int]:
-    """Returns the indices of the workers that have replicas."""
-    return frozenset(replica.worker for replica in config.replicas)
 
 
 def link_bytes(
@@ -126,11 +119,11 @@ def link_bytes(
         rows: the number of rows of a sparse variable that each worker touches in a step.
     """
     partitioning, group = partitioning_of(node), Group.of_run(config)
-    computing, subgroups = group.workers, Subgroups.of(config.subgroups, group)
+    computing, subgroups = len(group.workers), Subgroups.of(config.subgroups, group)
     is_shared = partitioning is not None and partitioning.axis == 0
     indices = max(variable.shape[0], 1) if is_shared else 1
     # Integer parts of a byte: fractions would take ten times as long, for a number of links quadratic in workers.
-    parts = lcm(indices, *range(max(len(computing) - 1, 1), len(computing) + 1))
+    parts = lcm(indices, *range(max(computing - 1, 1), computing + 1))
     sent: dict[Link, int] = {}
     for piece, synchronizer, count in distinct_shards(variable, node):
         share = piece.shape[0] if is_shared else 1
@@ -138,7 +131,7 @@ def link_bytes(
         for worker, (step, row) in enumerate(zip(cost.step, cost.row, strict=True)):
             if not (step or row):
                 continue
-            shares = _shares(synchronizer, piece, worker, computing, subgroups)
+            shares = _shares(synchronizer, piece, worker, group, subgroups)
             scaled = count * (step * parts + row * rows * share * (parts // indices))
             total = sum(shares.values())
             for target, part in shares.items():
@@ -148,16 +141,12 @@ def link_bytes(
 
 
 def _shares(
-    synchronizer: Synchronizer,
-    piece: SyncedVariable,
-    worker: int,
-    computing: Sequence[int],
-    subgroups: Subgroups | None,
+    synchronizer: Synchronizer, piece: SyncedVariable, worker: int, group: Group, subgroups: Subgroups | None
 ) -> Mapping[int, int]:
     """Returns, by receiving worker, its proportion of the bytes that `worker` sends."""
     if subgroups is not None and synchronizer.uses_subgroups:
         return subgroups.shares(worker, piece.is_sparse or synchronizer.goes_to_all)
-    return dict.fromkeys(synchronizer.targets(worker, computing), 1)
+    return dict.fromkeys(synchronizer.targets(worker, group), 1)
 
 
 def _nearest(count: int, parts: int) -> int:

@@ -60,9 +60,9 @@ def sum_cost(subgroups: Subgroups | None, spec: ResourceSpec, byte_size: int) ->
         spec: the machines.
         byte_size: the bytes of the gradients.
     """
-    computing = workers_with_replicas(spec)
-    buckets, count = max(1, -(-byte_size // BUCKET_BYTES)), len(computing)
-    out = _leaving(subgroups, spec, computing, byte_size)
+    group = group_of(spec)
+    buckets, count = max(1, -(-byte_size // BUCKET_BYTES)), len(group.workers)
+    out = _leaving(subgroups, spec, group, byte_size)
     machine_of = _machine_of(spec)
     bandwidths = worker_bandwidths(spec)
     link: dict[int, float] = {}
@@ -86,20 +86,25 @@ def choose_subgroups(spec: ResourceSpec, byte_size: int, is_asked: bool = False)
         byte_size: the bytes of the dense gradients that are summed in a step.
         is_asked: True if subgroups are required whenever possible.
     """
-    computing = workers_with_replicas(spec)
-    if len(computing) < LEAST_WORKERS:
+    group = group_of(spec)
+    if len(group.workers) < LEAST_WORKERS:
         return ()
     at_once = sum_cost(None, spec, byte_size).seconds
-    group = Group.of_workers(computing, [w.index for w in spec.workers if w.index not in computing])
     found: list[tuple[float, tuple[int, ...]]] = []
-    for numbers in dict.fromkeys(_candidates(spec, computing)):
+    for numbers in dict.fromkeys(_candidates(spec, group.workers)):
         subgroups = Subgroups.of(numbers, group)
         if subgroups is not None:
             cost = sum_cost(subgroups, spec, byte_size)
-            if (cost.calls - 2) ** 2 <= 4 * len(computing) or is_asked:
+            if (cost.calls - 2) ** 2 <= 4 * len(group.workers) or is_asked:
                 found.append((cost.seconds, numbers))
     seconds, best = min(found, key=lambda one: one[0])
     return best if is_asked or seconds <= PAYS * at_once else ()
+
+
+def group_of(spec: ResourceSpec) -> Group:
+    """Returns the group of the workers that have replicas; the others are receivers."""
+    computing = workers_with_replicas(spec)
+    return Group.of_workers(computing, [w.index for w in spec.workers if w.index not in computing])
 
 
 def _candidates(spec: ResourceSpec, computing: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -133,13 +138,11 @@ def _machine_of(spec: ResourceSpec) -> list[int]:
     return [numbers.setdefault(worker.node.address, len(numbers)) for worker in spec.workers]
 
 
-def _leaving(
-    subgroups: Subgroups | None, spec: ResourceSpec, computing: Sequence[int], byte_size: int
-) -> dict[int, float]:
+def _leaving(subgroups: Subgroups | None, spec: ResourceSpec, group: Group, byte_size: int) -> dict[int, float]:
     """Returns the bytes that leave each machine in a step."""
-    machine_of, total = _machine_of(spec), len(computing)
+    machine_of, total = _machine_of(spec), len(group.workers)
     on = [0] * len(set(machine_of))
-    for worker in computing:
+    for worker in group.workers:
         on[machine_of[worker]] += 1
     out = dict.fromkeys(machine_of, 0.0)
     if subgroups is None:
@@ -147,13 +150,13 @@ def _leaving(
             out[machine] = 2.0 * byte_size * count * (total - count) / total
         return out
     piece, number = byte_size / subgroups.ranks, len(subgroups.groups)
-    for group in subgroups.groups:
-        reducing = group.workers[: subgroups.ranks]
-        for worker in group.workers:
+    for subgroup in subgroups.groups:
+        reducing = subgroup.workers[: subgroups.ranks]
+        for worker in subgroup.workers:
             far = sum(machine_of[other] != machine_of[worker] for other in reducing)
             out[machine_of[worker]] += far * piece
         for worker in reducing:
-            out[machine_of[worker]] += piece * sum(machine_of[w] != machine_of[worker] for w in group.workers)
+            out[machine_of[worker]] += piece * sum(machine_of[w] != machine_of[worker] for w in subgroup.workers)
     for rank in range(subgroups.ranks):
         across = subgroups.across(rank)
         for worker in across:

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from autodist.graph.pipeline_schedule import SCHEDULES, bubble, make_schedule
 from autodist.logs.formatting import counted, listed, readable_bytes, readable_shape
-from autodist.placement.group import worker_count
+from autodist.placement.group import Group, worker_count
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.check_pipeline import pipelines_of, stage_groups_of, stage_of, workers_of
-from autodist.strategies.cost import Traffic, computing_workers, sent_for, sent_in_stage_group
+from autodist.strategies.cost import Traffic, sent_for, sent_in_stage_group
 from autodist.strategies.nodes import distinct_shards
 from autodist.strategies.specs import effective_spec, resolve_node
 from autodist.strategies.sum_summary import sum_summary
@@ -131,9 +131,9 @@ def _costs(
 ) -> list[_Cost]:
     if strategy.pipeline.stages:
         return [_cost_in_pipeline(strategy, variables[node.variable], node, rows) for node in strategy.nodes]
-    computing = computing_workers(strategy.graph_config)
+    group = Group.of_run(strategy.graph_config)
     return [
-        _Cost(variable, node, *sent_for(variable, node, computing), rows.get(variable.name, 0))
+        _Cost(variable, node, *sent_for(variable, node, group), rows.get(variable.name, 0))
         for node in strategy.nodes
         for variable in [variables[node.variable]]
     ]
@@ -146,9 +146,9 @@ def _cost_in_pipeline(
     rows: Mapping[str, int],
 ) -> _Cost:
     """Returns the cost of a variable in a pipeline: only its holders exchange its gradient."""
-    holders = workers_of(strategy, stage_of(strategy, node))
-    touched = -(-rows.get(variable.name, 0) // len(holders))
-    return _Cost(variable, node, *sent_in_stage_group(variable, holders), touched)
+    group = Group.of_workers(workers_of(strategy, stage_of(strategy, node)))
+    touched = -(-rows.get(variable.name, 0) // group.size)
+    return _Cost(variable, node, *sent_in_stage_group(variable, group), touched)
 
 
 def _largest(costs: Sequence[_Cost]) -> list[_Cost]:
@@ -286,8 +286,7 @@ def _spread(sent: Sequence[int], owner: int | None, unit: str) -> str:
 def _total(variables: Sequence[SyncedVariable], costs: Sequence[_Cost], names: Sequence[str]) -> tuple[str, ...]:
     """Returns the last row: all variables together, and the worker that sends most."""
     size = readable_bytes(sum(variable.byte_size for variable in variables))
-    total = Sent(costs[0].step.computing if costs else frozenset())
-    is_open = False
+    total, is_open = Sent(), False
     for cost in costs:
         row = cost.row.whole()
         total.add_times(cost.step.whole(), 1)

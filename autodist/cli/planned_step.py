@@ -129,13 +129,13 @@ class PlannedStep:
     def _of_stage(self, node: strategy_pb2.VariableNode, strategy: strategy_pb2.Strategy) -> VariablePlan:
         """Returns the plan of a variable of a stage; the stage's workers exchange its gradient for their examples."""
         stage, variable = stage_of(strategy, node), self._synced[node.variable]
-        holders = workers_of(strategy, stage)
+        group = Group.of_workers(workers_of(strategy, stage))
         global_rows = self._global_rows.get(variable.name)
-        rows = None if global_rows is None else ceil(global_rows / len(holders))
-        step, row = (sent.by_worker(len(self._names)) for sent in sent_in_stage_group(variable, holders))
+        rows = None if global_rows is None else ceil(global_rows / group.size)
+        step, row = (sent.by_worker(len(self._names)) for sent in sent_in_stage_group(variable, group))
         sent = tuple(one + more * (rows or 0) for one, more in zip(step, row, strict=True))
         found = self._variable(variable, node, rows, sent)
-        stage_group = tuple(self._names[worker] for worker in holders[1:])
+        stage_group = tuple(self._names[worker] for worker in group.workers[1:])
         shards = tuple(shard.model_copy(update={"mates": stage_group}) for shard in found.shards)
         return found.model_copy(update={"synchronizer": f"stage {stage}", "shards": shards})
 
@@ -193,7 +193,7 @@ class PlannedStep:
 def held_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
     """Returns the bytes of variables, slots included, that each worker holds between two steps."""
     holders: Mapping[str, Holder] = find_holders(step, strategy) if workers > 1 else {}
-    computing = {replica.worker for replica in strategy.graph_config.replicas}
+    computing = Group.of_run(strategy.graph_config)
     everywhere, with_replicas, held = 0, 0, [0] * workers
     for variable in step.variables:
         holder = holders.get(variable.name) or Holder.whole(variable.shape, Group.all_workers(workers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
 from autodist.errors import StrategyError
 from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
+from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer
 from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent
@@ -90,15 +90,16 @@ class AllReduce(Synchronizer):
     def without_group(self) -> AllReduce:
         return replace(self, group=0) if self.group else self
 
-    def add_traffic(self, piece: Piece, share: int, step: Sent, row: Sent) -> None:
-        workers = len(step.computing)
+    def add_traffic(self, piece: Piece, group: Group, share: int, step: Sent, row: Sent) -> None:
+        workers = len(group.workers)
         if piece.is_sparse:
-            row.add(share * (piece.row_bytes + INDEX_BYTES) * (workers - 1))
+            row.add(group, share * (piece.row_bytes + INDEX_BYTES) * (workers - 1))
         else:
-            step.add(self.compressor.bytes_sent(Dense(piece.shape, piece.element_bytes), workers))
+            step.add(group, self.compressor.bytes_sent(Dense(piece.shape, piece.element_bytes), workers))
 
-    def targets(self, worker: int, computing: Sequence[int]) -> list[int]:
-        if worker in computing and self.spec in COLLECTIVES:
-            following = computing[(computing.index(worker) + 1) % len(computing)]
+    def targets(self, worker: int, group: Group) -> list[int]:
+        workers = group.workers
+        if worker in group and self.spec in COLLECTIVES:
+            following = workers[(workers.index(worker) + 1) % len(workers)]
             return [following] if following != worker else []
-        return [other for other in computing if other != worker]
+        return [other for other in workers if other != worker]

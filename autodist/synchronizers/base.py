@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from google.protobuf.message import Message
 
+from autodist.placement.group import Group
 from autodist.placement.synchrony import Synchrony
 from autodist.synchronizers.traffic import Piece, Sent
 
@@ -94,21 +94,22 @@ class Synchronizer(ABC):
         return self
 
     @abstractmethod
-    def add_traffic(self, piece: Piece, share: int, step: Sent, row: Sent) -> None:
+    def add_traffic(self, piece: Piece, group: Group, share: int, step: Sent, row: Sent) -> None:
         """Adds the bytes that each worker sends for one piece.
 
         Args:
             piece: the variable or shard.
+            group: the replicas.
             share: number of units of a row of the complete variable (`parts` of `Sent`) that lie in the piece.
             step: bytes of a step, whatever the number of rows that it touches.
             row: additional bytes for one row that every worker touches.
         """
 
     @abstractmethod
-    def targets(self, worker: int, computing: Sequence[int]) -> list[int]:
+    def targets(self, worker: int, group: Group) -> list[int]:
         """Returns the workers to which one sends, equally much to each.
 
         Args:
             worker: the sender.
-            computing: the workers that have replicas, in order.
+            group: the replicas.
         """

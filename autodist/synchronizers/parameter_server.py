@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.options.fields import OptionError
+from autodist.placement.group import Group
 from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer
@@ -72,15 +72,15 @@ class ParameterServer(Synchronizer):
         words += ["proxies"] if self.local_proxy else []
         return ", ".join(words)
 
-    def add_traffic(self, piece: Piece, share: int, step: Sent, row: Sent) -> None:
-        others = len(step.computing) - (self.owner in step.computing)
+    def add_traffic(self, piece: Piece, group: Group, share: int, step: Sent, row: Sent) -> None:
+        others = len(group.workers) - (self.owner in group)
         if not piece.is_sparse:
-            step.add(piece.byte_size, self.owner, piece.byte_size * others)
+            step.add(group, piece.byte_size, self.owner, piece.byte_size * others)
         elif self.local_proxy:
-            step.add(0, self.owner, piece.byte_size * others)
-            row.add(share * (piece.row_bytes + INDEX_BYTES), self.owner)
+            step.add(group, 0, self.owner, piece.byte_size * others)
+            row.add(group, share * (piece.row_bytes + INDEX_BYTES), self.owner)
         else:
-            row.add(share * (piece.row_bytes + 2 * INDEX_BYTES), self.owner, share * piece.row_bytes * others)
+            row.add(group, share * (piece.row_bytes + 2 * INDEX_BYTES), self.owner, share * piece.row_bytes * others)
 
-    def targets(self, worker: int, computing: Sequence[int]) -> list[int]:
-        return [other for other in computing if other != self.owner] if worker == self.owner else [self.owner]
+    def targets(self, worker: int, group: Group) -> list[int]:
+        return [other for other in group.workers if other != self.owner] if worker == self.owner else [self.owner]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from fractions import Fraction
 from typing import Protocol
+
+from autodist.placement.group import Group
 
 INDEX_BYTES = 8
 """Bytes of a row's index in a sparse gradient (int64; int32, which TensorFlow supports too, takes half)."""
@@ -38,57 +41,61 @@ class Piece(Protocol):
 
 
 class Sent:
-    """A sum of bytes by worker: a common value for workers with replicas, and the differences of owners.
+    """A sum of bytes by worker: a common value for the workers of each group, and the differences of owners.
 
     Adding a piece therefore costs the same for thousands of workers as for two.
 
     Args:
-        computing: the workers that have replicas.
         parts: all added values are multiples of bytes by this factor: thousands of shards then add up to a row in
             integers, while fractions would cost ten times as much.
     """
 
-    def __init__(self, computing: frozenset[int], parts: int = 1) -> None:
-        self.computing = computing
+    def __init__(self, parts: int = 1) -> None:
         self._parts = parts
-        self._each: Fraction | int = 0
-        self._owners: dict[int, Fraction | int] = {}
+        self._each: defaultdict[Group, Fraction | int] = defaultdict(int)
+        self._owners: defaultdict[int, Fraction | int] = defaultdict(int)
 
-    def add(self, each: Fraction | int, owner: int | None = None, owner_sends: Fraction | int = 0) -> None:
-        """Adds the bytes that each worker with replicas sends, and those of the owner in its place."""
-        self._each += each
+    def add(
+        self, group: Group, each: Fraction | int, owner: int | None = None, owner_sends: Fraction | int = 0
+    ) -> None:
+        """Adds the bytes that each worker of a group sends, and those of the owner in its place."""
+        self._each[group] += each
         if owner is not None:
-            differs = owner_sends - (each if owner in self.computing else 0)
-            self._owners[owner] = self._owners.get(owner, 0) + differs
+            self._owners[owner] += owner_sends - (each if owner in group else 0)
 
     def add_times(self, other: Sent, count: int) -> None:
-        """Adds `count` times another sum for the same workers and parts."""
-        self._each += other._each * count
+        """Adds `count` times another sum with the same parts."""
+        for group, each in other._each.items():
+            self._each[group] += each * count
         for owner, differs in other._owners.items():
-            self._owners[owner] = self._owners.get(owner, 0) + differs * count
+            self._owners[owner] += differs * count
 
     def whole(self) -> Sent:
         """Returns the sum rounded to integer bytes for each worker: the traffic of one variable."""
-        result = Sent(self.computing)
-        result._each = self._rounded(self._each)
+        result = Sent()
+        for group, each in self._each.items():
+            result._each[group] = self._rounded(each)
         for owner, differs in self._owners.items():
-            mine, alike = (self._each, result._each) if owner in self.computing else (0, 0)
+            mine, alike = (sum(n for group, n in sent._each.items() if owner in group) for sent in (self, result))
             result._owners[owner] = self._rounded(mine + differs) - alike
         return result
 
     def by_worker(self, workers: int) -> tuple[int, ...]:
-        whole = self.whole()
-        each = int(whole._each)
-        sent = [each if worker in self.computing else 0 for worker in range(workers)]
-        for owner, differs in whole._owners.items():
-            sent[owner] += int(differs)
-        return tuple(sent)
+        """Returns the rounded bytes of each worker of a run."""
+        sent = self._sums()
+        return tuple(sent[worker] for worker in range(workers))
 
     def __bool__(self) -> bool:
         """Returns True if any worker sends anything."""
-        others = len(self.computing - self._owners.keys())
-        owners = (differs + (self._each if owner in self.computing else 0) for owner, differs in self._owners.items())
-        return bool(self._each and others) or any(owners)
+        return any(self._sums().values())
+
+    def _sums(self) -> Counter[int]:
+        whole, sent = self.whole(), Counter[int]()
+        for group, each in whole._each.items():
+            sent.update(dict.fromkeys(group.workers, int(each)))
+        for owner, differs in whole._owners.items():
+            sent[owner] += int(differs)
+        return sent
 
     def _rounded(self, count: Fraction | int) -> int:
         return round(Fraction(count, self._parts)) if self._parts > 1 else round(count)

@@ -56,11 +56,10 @@ class Vector:
         return [Vector(length, self.element_bytes, self.step, self.whole_bytes) for length in lengths]
 
 
-def messages(
-    vector: Vector, workers: int, computing: Sequence[int], subgroups: Subgroups | None
-) -> list[tuple[Link, int]]:
-    """Returns all messages of the reduction of one vector over the workers: link and bytes of each."""
-    found = _by_all(vector, range(workers), computing) if subgroups is None else _in_subgroups(vector, subgroups)
+def messages(vector: Vector, group: Group, subgroups: Subgroups | None) -> list[tuple[Link, int]]:
+    """Returns all messages of the reduction of one vector over a group: link and bytes of each."""
+    readers = sorted(group.everyone)
+    found = _by_all(vector, readers, group.workers) if subgroups is None else _in_subgroups(vector, subgroups)
     return [(link, size) for link, size in found if link[0] != link[1]]
 
 

@@ -51,7 +51,8 @@ def test_each_link_carries_what_the_model_says(name, whole, captured, monkeypatc
     if numbers:
         strategy.nodes[0].all_reduce.spec = strategy_pb2.AllReduce.HIERARCHICAL
     vector = Vector(ELEMENTS, 8, STEP, whole)
-    told = messages(vector, workers, range(workers), Subgroups.of(numbers, Group.of_workers(range(workers))))
+    group = Group.of_workers(range(workers))
+    told = messages(vector, group, Subgroups.of(numbers, group))
     assert by_link(told) == by_link(_sent(rewritten(captured, strategy)))
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autodist.placement.group import Group
 from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.strategies import SyncedVariable, link_bytes, sums_by_worker, traffic
@@ -76,12 +77,13 @@ def test_links_are_those_of_each_piece_by_itself(length, row, is_sparse, rows, o
     }[kind]
     sizes = even_sizes(variable.shape[axis], len(owners))
     node = partitioned_node("v", Partitioning(axis, sizes), [said(owner) for owner in owners[: len(sizes)]])
-    computing, expected = [0, 1, 2, 4, 5], {}
+    group, expected = Group.of_run(config), {}
+    assert group.workers == (0, 1, 2, 4, 5)
     for piece, synchronizer in pieces(variable, node):
         share = Fraction(piece.shape[0], length) if axis == 0 else Fraction(1)
         cost = traffic(piece, whole_node(piece.name, synchronizer), config)
         for worker in range(7):
-            targets = synchronizer.targets(worker, computing)
+            targets = synchronizer.targets(worker, group)
             for target in targets:
                 sent = Fraction(cost.step[worker] + cost.row[worker] * share * rows) / len(targets)
                 expected[worker, target] = expected.get((worker, target), 0) + sent

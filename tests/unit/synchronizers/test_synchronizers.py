@@ -3,6 +3,7 @@ import pytest
 from autodist.compressors import Float16, TopK
 from autodist.errors import StrategyError
 from autodist.options.fields import OptionError
+from autodist.placement.group import Group
 from autodist.placement.partitioning import Partitioning
 from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
@@ -103,4 +104,4 @@ def test_who_keeps_a_variable():
     ],
 )
 def test_to_whom_a_worker_sends(said, sent_to):
-    assert {worker: said.targets(worker, [0, 1, 3]) for worker in sent_to} == sent_to
+    assert {worker: said.targets(worker, Group.of_workers([0, 1, 3])) for worker in sent_to} == sent_to
