@@ -21,6 +21,7 @@ from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
+from autodist.placement.group import Group
 from autodist.placement.synchrony import SyncMode
 
 
@@ -216,35 +217,37 @@ class _Updates:
         if not bounded:
             return
         staleness = min(bounded.values())
-        clock = Clock(self.context, f"clock/{digest(';'.join(sorted(bounded)))}/{staleness}", staleness)
-        clock.tick(self.editor, unlocked)
+        key = f"clock/{digest(';'.join(sorted(bounded)))}/{staleness}"
+        Clock(self.context, self.context.group, key, staleness).tick(self.editor, unlocked)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A bounded-staleness clock: ticks between the workers that compute.
+    """A bounded-staleness clock: ticks between the workers of a group.
 
     In each step a worker puts a tick into a queue of every other worker and takes one from each. The queues start with
     `staleness` ticks: a worker that has ended n steps has received n - staleness ticks from the slowest.
 
     Attributes:
         context: the worker for which it is built.
+        group: the group.
         key: a key that is the same on all workers.
         staleness: the number of steps that a worker may run ahead.
     """
 
     context: Context
+    group: Group
     key: str
     staleness: int
 
     def tick(self, editor: StepEditor[Step], after: Sequence[str]) -> None:
         """Adds one step's ticks, sent after all of `after`, and this worker's initial ticks."""
-        others = [w for w in self.context.group.workers if w != self.context.worker]
+        others = [w for w in self.group.workers if w != self.context.worker]
         initializers: dict[str, str] = {}
         with subgraph(editor, self.key) as f, tf.device(self.context.cpu(self.context.worker)):
             # The fastest worker has put `staleness` more ticks than the slowest has taken, whose queue started with as
             # many.
-            exchange = Communicator(f, self.context, self.key, self.context.group, 2 * self.staleness + 2)
+            exchange = Communicator(f, self.context, self.key, self.group, 2 * self.staleness + 2)
             ended = tf.constant(True)
             for other in others:
                 exchange.send(other, "tick", [ended], after)

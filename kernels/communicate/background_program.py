@@ -83,9 +83,9 @@ class BackgroundProgram:
     def send_completion_signal(self, group: WriteGroup, capacity: int) -> None:
         """Sends a completion signal of a group of writes to every worker, this one included."""
         with subgraph(self.editor, f"background_{group.key}") as f, self._local_cpu():
-            exchange = Communicator(f, self.context, group.key, self.context.group, capacity)
+            exchange = Communicator(f, self.context, group.key, group.readers, capacity)
             done = [self._copies[w] for w in group.writes]
-            for to in sorted(self.context.group.everyone):
+            for to in sorted(group.readers.everyone):
                 exchange.send(to, "done", [tf.constant(True)], done)
         self.effects += exchange.effects
 

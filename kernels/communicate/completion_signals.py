@@ -12,6 +12,7 @@ from autodist.graph.execution_order import ExecutionOrder
 from autodist.graph.step import ReplicatedStep
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.node_assignment import EVERYWHERE, NOBODY, Owners
+from autodist.placement.group import Group
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,18 @@ class WriteGroup:
         owner: index of the worker.
         writes: names of the nodes.
         key: identifies the written variables, in the same way in all programs that write them.
+        readers: the group whose workers receive the signal.
     """
 
     owner: int
     writes: tuple[str, ...]
     key: str
+    readers: Group
 
 
-def group_writes(step: ReplicatedStep, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[WriteGroup]:
+def group_writes(
+    step: ReplicatedStep, owner: Mapping[str, int], ranks: Mapping[str, int], readers: Group
+) -> list[WriteGroup]:
     """Groups the writes of owned variables (`owner`, by handle) by owner and rank."""
     effects = step.graph_index.effects
     together: dict[tuple[int, int], list[str]] = {}
@@ -42,7 +47,7 @@ def group_writes(step: ReplicatedStep, owner: Mapping[str, int], ranks: Mapping[
         what = _key(step, effects, writes)
         key = f"{what}/{times[what]}" if what in times else what  # the same variables may be written again, later
         times[what] += 1
-        groups.append(WriteGroup(holder, tuple(writes), key))
+        groups.append(WriteGroup(holder, tuple(writes), key, readers))
     return groups
 
 

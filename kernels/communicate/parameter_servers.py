@@ -174,7 +174,7 @@ class _Servers:
 
     def _exchange_completion_signals(self, ranks: Mapping[str, int]) -> None:
         replacements: dict[str, tuple[str, ...]] = {}
-        for group in group_writes(self.step, self.owner, ranks):
+        for group in group_writes(self.step, self.owner, ranks, self.context.group):
             token = self._exchange_completion_signal(group)
             if group.owner != self.context.worker:
                 replacements.update(dict.fromkeys(group.writes, token))
@@ -184,7 +184,7 @@ class _Servers:
     def _exchange_completion_signal(self, group: WriteGroup) -> tuple[str, ...]:
         """Sends a completion signal at the owner; elsewhere, makes consumers of the writes wait for it."""
         with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, group.key, self.context.group)
+            exchange = Communicator(f, self.context, group.key, group.readers)
             done = tf.constant(True)
             if group.owner == self.context.worker:
                 exchange.broadcast("done", [done], after=group.writes)

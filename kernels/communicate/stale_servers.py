@@ -152,10 +152,10 @@ class _Servers:
 
     def _receive_completion_signals(self) -> None:
         assert self.order is not None, "set by SetSyncMode"
-        for group in group_writes(self.step, self.owner, rank_writes(self.order, self.owner)):
+        for group in group_writes(self.step, self.owner, rank_writes(self.order, self.owner), self.context.group):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
             with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
-                exchange = Communicator(f, self.context, group.key, self.context.group, staleness + 2)
+                exchange = Communicator(f, self.context, group.key, group.readers, staleness + 2)
                 done = tf.constant(True)
                 exchange.receive(group.owner, "done", [done])
                 filled = exchange.prefill(group.owner, "done", [done], staleness)
