@@ -18,6 +18,7 @@ from autodist.graph.parts import PendingReduction
 from autodist.graph.step import CapturedStep, Step
 from autodist.kernels.plan import Plan
 from autodist.placement.group import Group, worker_count
+from autodist.placement.placement import Placement
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import Subgroups
 
@@ -50,6 +51,11 @@ class Context:
     def plan(self) -> Plan:
         """The strategy, resolved for each variable and shard."""
         return Plan(self.strategy)
+
+    @property
+    def placement(self) -> Placement:
+        """The groups that hold the variables and compute the pipeline stages."""
+        return self.plan.placement
 
     @property
     def reduces_outputs(self) -> bool:
@@ -126,19 +132,11 @@ class Context:
     def goes_through_stages(self, step: Step) -> bool:
         """Returns True if there is a pipeline and the step runs in its stages: the step trains or takes a batch."""
         takes_a_batch = any(axis is not None for axis in step.inputs.values())
-        return bool(self.plan.stages) and (bool(step.gradients) or takes_a_batch)
-
-    @functools.cached_property
-    def stage_rank(self) -> tuple[int, int]:
-        """This worker's pipeline stage, and its data-parallel rank among the workers of that stage."""
-        return next(
-            (stage, workers.index(self.worker))
-            for stage, workers in enumerate(self.plan.stage_workers) if self.worker in workers
-        )  # fmt: skip
+        return bool(self.placement.stages.groups) and (bool(step.gradients) or takes_a_batch)
 
     def nearest_holder(self, group: Group) -> int:
         """Returns the worker of a group that holds a variable for this worker: the one of its pipeline, or the only."""
-        return group.workers[self.stage_rank[1] if len(group.workers) > 1 else 0]
+        return group.workers[self.placement.stages.rank_of(self.worker)[1] if len(group.workers) > 1 else 0]
 
     def task(self, worker: int) -> str:
         """Returns the TensorFlow device prefix of a worker."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from functools import cached_property
 
 from autodist.compressors import NO_COMPRESSOR, Compressor
-from autodist.graph.parts import PendingReduction, PendingReductionKind, Variable
+from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.pipeline_schedule import SCHEDULES
-from autodist.placement.group import Group, worker_count
-from autodist.placement.holder import Holder
 from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, named_synchronizers, partitioning_of
+from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, Synchronizer, named_synchronizers, placement_of
 
 
 class Plan:
@@ -22,59 +20,16 @@ class Plan:
         strategy: validated and without AUTO.
 
     Attributes:
-        partitionings: those of the partitioned variables.
-        stage_workers: for each pipeline stage its workers, one per pipeline; empty if every replica computes the whole
-            model.
+        placement: the groups that hold the variables and compute the pipeline stages.
         schedule: the order in which a pipeline processes the micro-batches.
         recomputes: True if a pipeline stage recomputes its forward pass before the backward pass.
     """
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
-        self._shards = {node.variable: dict(named_synchronizers(node)) for node in strategy.nodes}
-        self._synchronizers = {name: one for shards in self._shards.values() for name, one in shards.items()}
-        partitionings = {node.variable: partitioning_of(node) for node in strategy.nodes}
-        self.partitionings = {variable: one for variable, one in partitionings.items() if one is not None}
-        self.stage_workers = tuple(
-            (one.worker, *(b.worker for b in one.stage_group)) for one in strategy.pipeline.stages
-        )
+        self.placement = placement_of(strategy)
+        self._synchronizers = dict(one for node in strategy.nodes for one in named_synchronizers(node))
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
-        self._workers = worker_count(strategy.graph_config)
-        self._groups: dict[int | None, Group] = {}
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        """The worker of each pipeline stage; with several pipelines, the first one, which counts as the owner."""
-        return tuple(workers[0] for workers in self.stage_workers)
-
-    @property
-    def pipelines(self) -> int:
-        """The number of parallel pipelines. Each processes its part of the batch."""
-        return len(self.stage_workers[0]) if self.stage_workers else 1
-
-    @property
-    def variables(self) -> Collection[str]:
-        """The names of all synchronised variables, in the strategy's order."""
-        return self._shards.keys()
-
-    def holder(self, variable: Variable) -> Holder:
-        """Returns the holder of a synchronised variable."""
-        groups = [self._group_of(one.owner) for one in self._shards[variable.name].values()]
-        partitioning = self.partitionings.get(variable.name)
-        if partitioning is None:
-            return Holder.whole(variable.shape, groups[0])
-        return Holder.partitioned(variable.shape, partitioning, groups)
-
-    @property
-    def all_workers(self) -> Group:
-        return Group.all_workers(self._workers)
-
-    def _group_of(self, owner: int | None) -> Group:
-        """Returns all workers without an owner, or the owner with the other workers of its pipeline stage."""
-        if owner not in self._groups:
-            stage = next((workers for workers in self.stage_workers if workers[0] == owner), None)
-            self._groups[owner] = self.all_workers if owner is None else Group.of_workers(stage or (owner,))
-        return self._groups[owner]
 
     @property
     def first_owner(self) -> int:
@@ -106,18 +61,18 @@ class Plan:
         synchronies = [one.synchrony for one in self._synchronizers.values()]
         return bool(synchronies) and all(k is not None and k.mode is SyncMode.ASYNCHRONOUS for k in synchronies)
 
-    def owner_of(self, pending: PendingReduction) -> int | None:
-        return (
-            self.owner(pending.variable) if pending.kind is PendingReductionKind.GRADIENT and pending.variable else None
-        )
+    def synchronizer(self, pending: PendingReduction) -> Synchronizer | None:
+        """Returns the synchronizer of a gradient; None for other pending reductions."""
+        is_gradient = pending.kind is PendingReductionKind.GRADIENT
+        return self._synchronizers.get(pending.variable) if is_gradient and pending.variable else None
 
     def uses_shuffle(self, pending: PendingReduction) -> bool:
-        return self.collective is None and self.owner_of(pending) is None
+        synchronizer = self.synchronizer(pending)
+        return self.collective is None and (synchronizer is None or synchronizer.owner is None)
 
     def uses_subgroups(self, pending: PendingReduction) -> bool:
         """Returns True if a value is reduced within subgroups first, if there are any; True without a variable."""
-        variable = pending.variable if pending.kind is PendingReductionKind.GRADIENT else None
-        synchronizer = self._synchronizers.get(variable) if variable else None
+        synchronizer = self.synchronizer(pending)
         return not isinstance(synchronizer, AllReduce) or synchronizer.way == HIERARCHICAL
 
     def fusion_group(self, pending: PendingReduction) -> Hashable:
@@ -126,6 +81,5 @@ class Plan:
 
     def compressor(self, pending: PendingReduction) -> Compressor:
         """Returns the compressor that is applied to a gradient before it is sent, if any."""
-        variable = pending.variable if pending.kind is PendingReductionKind.GRADIENT else None
-        synchronizer = self._synchronizers.get(variable) if variable else None
+        synchronizer = self.synchronizer(pending)
         return synchronizer.compressor if isinstance(synchronizer, AllReduce) else NO_COMPRESSOR

@@ -10,30 +10,7 @@ from autodist.logs.formatting import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import ParameterServer, partitioning_of, synchronizers_of
-
-
-def stage_of(strategy: strategy_pb2.Strategy, node: strategy_pb2.VariableNode) -> int:
-    """Returns the pipeline stage that holds a variable, for a strategy that `check_pipeline` accepts."""
-    workers = [stage.worker for stage in strategy.pipeline.stages]
-    return workers.index(node.parameter_server.owner)
-
-
-def pipelines_of(strategy: strategy_pb2.Strategy) -> int:
-    """Returns the number of parallel pipelines."""
-    return 1 + len(strategy.pipeline.stages[0].stage_group)
-
-
-def workers_of(strategy: strategy_pb2.Strategy, stage: int) -> list[int]:
-    """Returns the workers that compute a pipeline stage, the owner of its variables first."""
-    first = strategy.pipeline.stages[stage]
-    return [first.worker, *(one.worker for one in first.stage_group)]
-
-
-def stage_groups_of(strategy: strategy_pb2.Strategy) -> dict[int, list[int]]:
-    """Maps the owner of each pipeline stage's variables to the other workers that hold copies of them."""
-    stages = (workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages)))
-    return {workers[0]: workers[1:] for workers in stages}
+from autodist.synchronizers import ParameterServer, partitioning_of, stages_of, synchronizers_of
 
 
 def _check_stage_workers(strategy: strategy_pb2.Strategy) -> None:
@@ -42,7 +19,7 @@ def _check_stage_workers(strategy: strategy_pb2.Strategy) -> None:
     Raises:
         StrategyError: the strategy's stages, workers or micro-batches do not fit.
     """
-    by_stage = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
+    by_stage = [list(group.workers) for group in stages_of(strategy).groups]
     workers, pipelines = [worker for one in by_stage for worker in one], {len(one) for one in by_stage}
     count = strategy.graph_config.workers or 1
     if by_stage and (len(pipelines) > 1 or sorted(workers) != list(range(count))):
@@ -106,13 +83,14 @@ def _fault(
         return (
             "has a proxy, but in a pipeline no other worker reads it. Leave local_proxy_variable out."
         ), "local_proxy_variable"
-    owners = {stage.worker for stage in strategy.pipeline.stages}
+    stages = stages_of(strategy)
+    owners = {group.workers[0] for group in stages.groups}
     if synchronizer.owner not in owners:
         return (
             f"is owned by worker {synchronizer.owner}, which is not the first of those that compute a stage: these are "
             f"{listed(map(str, sorted(owners)))}. Use one of them as owner."
         ), "owner"
-    stage = stage_of(strategy, node)
+    stage = stages.stage_of(synchronizer.owner)
     if mark is not None and mark != stage:
         return (
             f"is made in ad.stage({mark}), but its owner is worker {synchronizer.owner}, which computes stage {stage}. "

@@ -14,13 +14,12 @@ from autodist.logs.formatting import counted, listed, readable_bytes, readable_s
 from autodist.placement.group import Group, worker_count
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.check_pipeline import pipelines_of, stage_groups_of, stage_of, workers_of
 from autodist.strategies.cost import Traffic, sent_for, sent_in_stage_group
 from autodist.strategies.nodes import distinct_shards
 from autodist.strategies.specs import effective_spec, resolve_node
 from autodist.strategies.sum_summary import sum_summary
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
-from autodist.synchronizers import Sent, partitioning_of, synchronizers_of
+from autodist.synchronizers import Sent, partitioning_of, stages_of, synchronizers_of
 
 NUMBERS = {"bytes", "bytes a step and worker", "bytes a step\nand worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
@@ -99,7 +98,7 @@ def _title(strategy: strategy_pb2.Strategy, workers: int) -> str:
     if not strategy.pipeline.stages:
         return f"{strategy.builder}: {counted(count, 'replica')} on {counted(workers, 'worker')}"
     stages, schedule = len(strategy.pipeline.stages), SCHEDULES[strategy.pipeline.schedule]
-    pipelines = pipelines_of(strategy)
+    pipelines = stages_of(strategy).pipelines
     count //= pipelines
     waits = round(100 * bubble(make_schedule(stages, count, schedule)))
     parallel = f"{pipelines} pipelines of " if pipelines > 1 else ""
@@ -146,7 +145,7 @@ def _cost_in_pipeline(
     rows: Mapping[str, int],
 ) -> _Cost:
     """Returns the cost of a variable in a pipeline: only its holders exchange its gradient."""
-    group = Group.of_workers(workers_of(strategy, stage_of(strategy, node)))
+    group = stages_of(strategy).group_of(node.parameter_server.owner)
     touched = -(-rows.get(variable.name, 0) // group.size)
     return _Cost(variable, node, *sent_in_stage_group(variable, group), touched)
 
@@ -163,13 +162,13 @@ def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tup
     """Returns the bytes of the variables with a gradient that each worker holds, without optimizer slots."""
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     everywhere, owned = 0, [0] * worker_count(strategy.graph_config)
-    stage_group = stage_groups_of(strategy)
+    stages = stages_of(strategy)
     for node in strategy.nodes:
         for piece, part, count in distinct_shards(variables[node.variable], node):
             if part.owner is None or part.has_cached_copy:
                 everywhere += piece.byte_size * count
             else:
-                for holder in (part.owner, *stage_group.get(part.owner, ())):
+                for holder in stages.group_of(part.owner).workers:
                     owned[holder] += piece.byte_size * count
     return tuple(everywhere + one for one in owned)
 
@@ -197,8 +196,9 @@ def _row(strategy: strategy_pb2.Strategy, cost: _Cost, names: Sequence[str]) -> 
     """Returns the cells of one variable, in the order of `COLUMNS`."""
     variable, node = cost.variable, resolve_node(cost.node, effective_spec(strategy))
     if strategy.pipeline.stages:
-        stage = stage_of(strategy, node)
-        synchronizer, where = f"stage {stage}", listed([names[worker] for worker in workers_of(strategy, stage)])
+        stages, owner = stages_of(strategy), node.parameter_server.owner
+        synchronizer = f"stage {stages.stage_of(owner)}"
+        where = listed([names[worker] for worker in stages.group_of(owner).workers])
     else:
         synchronizer, where = synchronizer_text(node), _where(node, names)
     kind = "sparse" if variable.is_sparse else "dense"

@@ -33,12 +33,11 @@ from autodist.strategies import (
     sums_by_worker,
     synced_variables,
 )
-from autodist.strategies.check_pipeline import stage_of, workers_of
 from autodist.strategies.cost import Link, sent_in_stage_group
 from autodist.strategies.nodes import distinct_shards, pieces
 from autodist.strategies.sum_summary import sum_summary
 from autodist.strategies.table import synchronizer_text
-from autodist.synchronizers import partitioning_of
+from autodist.synchronizers import partitioning_of, stages_of
 
 
 class PlannedStep:
@@ -128,8 +127,8 @@ class PlannedStep:
 
     def _of_stage(self, node: strategy_pb2.VariableNode, strategy: strategy_pb2.Strategy) -> VariablePlan:
         """Returns the plan of a variable of a stage; the stage's workers exchange its gradient for their examples."""
-        stage, variable = stage_of(strategy, node), self._synced[node.variable]
-        group = Group.of_workers(workers_of(strategy, stage))
+        stages, variable = stages_of(strategy), self._synced[node.variable]
+        group = stages.group_of(node.parameter_server.owner)
         global_rows = self._global_rows.get(variable.name)
         rows = None if global_rows is None else ceil(global_rows / group.size)
         step, row = (sent.by_worker(len(self._names)) for sent in sent_in_stage_group(variable, group))
@@ -137,7 +136,7 @@ class PlannedStep:
         found = self._variable(variable, node, rows, sent)
         stage_group = tuple(self._names[worker] for worker in group.workers[1:])
         shards = tuple(shard.model_copy(update={"mates": stage_group}) for shard in found.shards)
-        return found.model_copy(update={"synchronizer": f"stage {stage}", "shards": shards})
+        return found.model_copy(update={"synchronizer": f"stage {stages.stage_of(group.workers[0])}", "shards": shards})
 
     def _variable(
         self, variable: SyncedVariable, node: strategy_pb2.VariableNode, rows: int | None, sent: tuple[int, ...]

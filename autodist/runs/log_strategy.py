@@ -18,8 +18,8 @@ from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.stage_costs import Link, Rewriting, StageCosts, costs_of
 from autodist.strategies import strategy_table, synced_variables
-from autodist.strategies.check_pipeline import pipelines_of, stage_of, workers_of
 from autodist.strategies.stage_table import CutFigures, PipelineFigures, StageFigures, stage_tables
+from autodist.synchronizers import stages_of
 
 log = logging.getLogger("autodist")
 
@@ -94,13 +94,14 @@ def figures_of(
         costs: costs of the stages; None if unknown.
     """
     variables = {variable.name: variable for variable in synced_variables(step)}
-    seats = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
+    stages = stages_of(strategy)
+    seats = [group.workers for group in stages.groups]
     stage_variables = [
-        [variables[n.variable] for n in strategy.nodes if stage_of(strategy, n) == s] for s in range(len(seats))
+        [variables[n.variable] for n in strategy.nodes if n.parameter_server.owner == workers[0]] for workers in seats
     ]
     none = [_NOT_KNOWN] * len(seats)
     forward, backward = (none, none) if costs is None else (costs.forward, costs.backward)
-    pipelines, schedule = pipelines_of(strategy), SCHEDULES[strategy.pipeline.schedule]
+    pipelines, schedule = stages.pipelines, SCHEDULES[strategy.pipeline.schedule]
     micro_batches = len(strategy.graph_config.replicas) // pipelines
     order = make_schedule(len(seats), micro_batches, schedule)
     counts = [forward, backward]

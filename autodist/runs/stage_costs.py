@@ -167,7 +167,7 @@ class _Costs:
     def _flops(self, of_one: tf.Graph) -> tuple[tuple[PartialCount, ...], tuple[PartialCount, ...]]:
         """Returns the FLOPs of each stage, forward and backward."""
         of_nodes = flops_of_nodes(of_one)
-        counts: list[list[list[int | None]]] = [[[] for _ in self.context.plan.stages] for _ in range(2)]
+        counts: list[list[list[int | None]]] = [[[] for _ in self.context.placement.stages.groups] for _ in range(2)]
         for name, part in self.assigned.pipeline_parts.items():
             counts[part.is_backward][part.stage].append(of_nodes.get(name, 0))
         forward, backward = (tuple(map(PartialCount.of, stages)) for stages in counts)

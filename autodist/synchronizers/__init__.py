@@ -15,7 +15,9 @@ from autodist.synchronizers.reading import (
     named_synchronizers,
     partitioning_of,
     parts_of,
+    placement_of,
     set_synchronizer,
+    stages_of,
     synchronizer_of,
     synchronizers_of,
 )
@@ -37,7 +39,9 @@ __all__ = [
     "named_synchronizers",
     "partitioning_of",
     "parts_of",
+    "placement_of",
     "set_synchronizer",
+    "stages_of",
     "synchronizer_of",
     "synchronizers_of",
 ]

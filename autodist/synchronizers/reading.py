@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from google.protobuf.message import Message
 
 from autodist.errors import StrategyError
+from autodist.placement.group import Group, worker_count
 from autodist.placement.partitioning import Partitioning, shard_name
+from autodist.placement.placement import PipelineStages, Placement
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer
 
@@ -97,3 +99,23 @@ def all_synchronizers(strategy: strategy_pb2.Strategy) -> Iterator[tuple[str, Sy
     for node in strategy.nodes:
         for synchronizer in synchronizers_of(node):
             yield node.variable, synchronizer
+
+
+def stages_of(strategy: strategy_pb2.Strategy) -> PipelineStages:
+    """Returns the groups of a strategy's pipeline stages."""
+    return PipelineStages(
+        tuple(
+            Group.of_workers([stage.worker, *(one.worker for one in stage.stage_group)])
+            for stage in strategy.pipeline.stages
+        )
+    )
+
+
+def placement_of(strategy: strategy_pb2.Strategy) -> Placement:
+    """Returns the groups that hold the values of a run."""
+    return Placement(
+        Group.all_workers(worker_count(strategy.graph_config)),
+        stages_of(strategy),
+        {node.variable: [one.owner for one in synchronizers_of(node)] for node in strategy.nodes},
+        {node.variable: one for node in strategy.nodes if (one := partitioning_of(node)) is not None},
+    )

@@ -55,7 +55,7 @@ def inline_shared_updates(step: CapturedStep, plan: Plan) -> CapturedStep:
     Raises:
         StrategyError: such a conditional has side effects other than writes of variables.
     """
-    updates = {variable: (plan.owner(variable), plan.synchrony(variable)) for variable in plan.variables}
+    updates = {variable: (plan.owner(variable), plan.synchrony(variable)) for variable in plan.placement.owners}
     chosen = []
     for node in step.graph_index.of_op("If"):
         names = _written(step, node)

@@ -38,7 +38,7 @@ class AssignStages(Kernel[PlacedStep, PlacedStep]):
             return step
         _require_independent_micro_batches(step)
         step = _without_shared_waits(step)
-        assignment = Assignment(step, stage_of_handles(step, context), len(context.plan.stages))
+        assignment = Assignment(step, stage_of_handles(step, context), len(context.placement.stages.groups))
         parts = assignment.run()
         freed = _without_waits_for_others(step, parts, assignment.stages.once)
         return replace(_in_order_of_shared_state(freed, assignment.shared_before), pipeline_parts=parts)
@@ -134,5 +134,5 @@ def _in_order_of_shared_state(freed: PlacedStep, before: Mapping[str, Iterable[s
 
 def stage_of_handles(step: StepWithOwners, context: Context) -> dict[str, int]:
     """Returns the pipeline stage of each owned variable, by handle."""
-    stage_of = {worker: stage for stage, worker in enumerate(context.plan.stages)}
-    return {v.handle: stage_of[step.owners[v.name]] for v in step.variables if v.name in step.owners}
+    stages, owners = context.placement.stages, step.owners
+    return {v.handle: stages.stage_of(owners[v.name]) for v in step.variables if v.name in owners}

@@ -82,11 +82,13 @@ def _cycle_of(error: PartsError) -> str:
 
 def _scheduled(placement: StagePlacement, context: Context, trains: bool) -> Turns:
     """Returns the schedule of each worker, over the micro-batches of its own pipeline."""
-    schedule = make_schedule(len(context.plan.stages), placement.micro_batches, context.plan.schedule, trains)
+    schedule = make_schedule(
+        len(context.placement.stages.groups), placement.micro_batches, context.plan.schedule, trains
+    )
     return {
         worker: [replace(unit, micro_batch=pipeline * placement.micro_batches + unit.micro_batch) for unit in units]
-        for workers, units in zip(context.plan.stage_workers, schedule, strict=True)
-        for pipeline, worker in enumerate(workers)
+        for group, units in zip(context.placement.stages.groups, schedule, strict=True)
+        for pipeline, worker in enumerate(group.workers)
     }  # fmt: skip
 
 

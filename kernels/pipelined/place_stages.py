@@ -98,7 +98,7 @@ def _exchange_completion_signals(editor: StepEditor[Step], placement: StagePlace
         if name in placement.needed and stages:
             writes.setdefault(stages.pop(), []).append(name)
     for stage, names in sorted(writes.items()):
-        for writer in context.plan.stage_workers[stage]:
+        for writer in context.placement.stages.groups[stage].workers:
             _exchange_completion_signal(editor, names, context, writer)
 
 
@@ -125,8 +125,8 @@ def _accesses(context: Context, reader: int, writer: int) -> bool:
     """
     if reader == writer:
         return False
-    pipelines = [next(w.index(one) for w in context.plan.stage_workers if one in w) for one in (reader, writer)]
-    return reader == 0 or pipelines[1] in (0, pipelines[0])
+    stages = context.placement.stages
+    return reader == 0 or stages.rank_of(writer)[1] in (0, stages.rank_of(reader)[1])
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _require_values(placement: StagePlacement, transfers: Sequence[StageTransfer
         else:
             continue
         name = placement.step.replica_of(node.name)[1]
-        source, reader = map(placement.stage_of_worker, (transfer.source, transfer.reader))
+        source, reader = map(placement.stages.stage_of, (transfer.source, transfer.reader))
         raise OptionError(
             "stages",
             f"{name} ({node.op}) is computed by pipeline stage {source} and read by stage {reader}, but {reason}. Put "

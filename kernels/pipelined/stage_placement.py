@@ -76,13 +76,10 @@ class StagePlacement:
 
     def __init__(self, step: ReplicatedStep, context: Context) -> None:
         self.step, self.context, self.graph_index = step, context, step.graph_index
-        self.pipelines = context.plan.pipelines
+        self.stages = context.placement.stages
+        self.pipelines = self.stages.pipelines
         self.micro_batches = len(context.replicas) // self.pipelines
         self.stage_of = stage_of_handles(step, context)
-        self._rank_of = {
-            worker: (stage, pipeline)
-            for stage, workers in enumerate(context.plan.stage_workers) for pipeline, worker in enumerate(workers)
-        }  # fmt: skip
         self.home: dict[str, Home] = {}
         self._find()
 
@@ -96,10 +93,6 @@ class StagePlacement:
         if part is None or part.is_held or isinstance(home, UnstagedPlacement) or home.stage != part.stage:
             return None
         return Unit(part.stage, micro_batch, part.is_backward)
-
-    def stage_of_worker(self, worker: int) -> int:
-        """Returns the pipeline stage that a worker computes."""
-        return self._rank_of[worker][0]
 
     def _find(self) -> None:
         open_nodes: list[str] = []
@@ -222,7 +215,7 @@ class StagePlacement:
     @cached_property
     def runs_at(self) -> dict[str, frozenset[int]]:
         """The workers that run each needed node."""
-        everywhere = frozenset(self._rank_of)
+        everywhere = frozenset(range(self.context.workers))
         roots = {*map(node_of, self.step.outputs), *self.step.targets}
         found: dict[str, frozenset[int]] = {}
         for name in reversed(self.graph_index.order):
@@ -230,7 +223,7 @@ class StagePlacement:
                 continue
             home = self.home[name]
             if isinstance(home, StageRank):
-                workers = self.context.plan.stage_workers[home.stage]
+                workers = self.stages.groups[home.stage].workers
                 found[name] = frozenset(workers if home.pipeline is None else (workers[home.pipeline],))
             elif home is UnstagedPlacement.ALL or name in roots:
                 found[name] = everywhere
@@ -247,7 +240,7 @@ class StagePlacement:
                 if not is_control(i):
                     self._add_transfers(transfers, tensor(i), self.runs_at[name])
         for name in self.step.outputs:
-            self._add_transfers(transfers, tensor(name), self._rank_of)
+            self._add_transfers(transfers, tensor(name), range(self.context.workers))
         for name in self.graph_index.order:
             yield from sorted(transfers.get(name, ()), key=lambda crossing: (crossing.name, crossing.reader))
 
@@ -259,7 +252,7 @@ class StagePlacement:
         if isinstance(home, UnstagedPlacement):
             return
         for reader in readers:
-            pipeline = self._rank_of[reader][1] if home.pipeline is None else home.pipeline
-            source = self.context.plan.stage_workers[home.stage][pipeline]
+            pipeline = self.stages.rank_of(reader)[1] if home.pipeline is None else home.pipeline
+            source = self.stages.groups[home.stage].workers[pipeline]
             if source != reader:
                 transfers.setdefault(node_of(name), {})[StageTransfer(name, source, reader)] = None

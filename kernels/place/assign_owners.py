@@ -37,7 +37,7 @@ def find_holders(step: CapturedStep, strategy: strategy_pb2.Strategy) -> dict[st
     """Returns the holders of all variables of a step, by name."""
     plan = Plan(strategy)
     found = _find_holders(inline_shared_updates(step, plan), plan)
-    return {v.name: found.get(v.name, Holder.whole(v.shape, plan.all_workers)) for v in step.variables}
+    return {v.name: found.get(v.name, Holder.whole(v.shape, plan.placement.all_workers)) for v in step.variables}
 
 
 def _find_holders(step: CapturedStep, plan: Plan) -> dict[str, Holder]:
@@ -49,9 +49,9 @@ def _find_holders(step: CapturedStep, plan: Plan) -> dict[str, Holder]:
     shape. If all variables are asynchronous, the owner of the first one owns the update counters.
     """
     holders = {name: holder.without_copies() for name, holder in step.holders.items()}
-    for name in plan.variables:
+    for name in plan.placement.owners:
         if name in step.by_name and name not in holders:
-            holders[name] = plan.holder(step.by_name[name])
+            holders[name] = plan.placement.holder(name, step.by_name[name].shape)
     if not all(one.is_everywhere for one in holders.values()):
         holders |= dict(_slots(step, holders))
     if plan.is_asynchronous:

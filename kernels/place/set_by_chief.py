@@ -58,7 +58,7 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
             if plan.has_cached_copy(variable.name):
                 _write_copies(editor, variable, names, range(context.workers), context, CACHED_COPY)
         # Written variables are placed here; variables that are only read are placed by a later kernel.
-        everyone = dict.fromkeys((step.by_handle[handle].name for handle in by_handle), plan.all_workers)
+        everyone = dict.fromkeys((step.by_handle[handle].name for handle in by_handle), context.placement.all_workers)
         holders = {name: holder.with_groups(name, everyone) for name, holder in step.holders.items()}
         return editor.to_step(holders={name: one for name, one in holders.items() if not one.is_everywhere})
 

@@ -46,7 +46,7 @@ class ChooseRowJoins(Kernel[CapturedStep, CapturedStep]):
         if context.single_replica or not any(g.is_sparse for g in step.gradients):
             return step
         editor, flows = StepEditor(step), step.flows or flows_of(step)
-        in_rows = frozenset(variable for variable, cut in context.plan.partitionings.items() if cut.axis == 0)
+        in_rows = frozenset(variable for variable, cut in context.placement.partitionings.items() if cut.axis == 0)
         chosen = [_chosen(editor, flows, step, g, in_rows) if g.is_sparse else g for g in step.gradients]
         return replace(step, gradients=tuple(chosen))
 

@@ -161,7 +161,7 @@ class GradientReductions:
         scaled = [] if seeds.scale is None else [seeds.dtype]
         counted, sized = [tf.bool] * len(seeds.counts), [tf.int64] * len(self._sizes(gradient))
         leading = [*scaled, *counted, *sized]
-        pipelines = self._reducer.context.plan.pipelines
+        pipelines = self._reducer.context.placement.stages.pipelines
 
         def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
             rest = iter(tensors)
