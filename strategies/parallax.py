@@ -24,9 +24,9 @@ class Parallax(AllReduceOptions, ServerOptions, PartitionOptions, StrategyBuilde
     every worker, while a parameter server receives it once.
 
     Cost: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and receives as
-    many. Of each sparse variable it sends and receives the rows that it touches once. The owner of a whole table sends
-    and receives them for the W-1 other workers. So tables are partitioned along axis 0 from four workers on (see
-    `partition_heavy_variables`). Their owners share the rows, as evenly as batches touch them.
+    many. Of each sparse variable, a worker sends and receives the rows that it touches once. The owner of a whole table
+    sends and receives the rows of the W-1 other workers. From four workers on, tables are therefore partitioned along
+    axis 0 (see `partition_heavy_variables`). Their owners share the rows, as evenly as batches touch them.
 
     Source: S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019.
 
@@ -34,8 +34,8 @@ class Parallax(AllReduceOptions, ServerOptions, PartitionOptions, StrategyBuilde
         chunk_size, compressor: of the dense variables; see AllReduceOptions.
         all_reduce_spec: the all-reduce algorithm of dense variables. RING and NCCL do not work together with parameter
             servers, so they raise an error if the model has a sparse variable.
-        max_shards, min_partition_bytes: of the sparse variables; see PartitionOptions. With `max_shards` they are
-            partitioned on any number of workers, with 1 never.
+        max_shards, min_partition_bytes: of the sparse variables; see PartitionOptions. If `max_shards` is set, they
+            are partitioned on any number of workers; 1 disables partitioning.
         sync, staleness, local_proxy_variable: of the sparse variables; see ServerOptions. Workers still wait for each
             other at the dense ones.
     """

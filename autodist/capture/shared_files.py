@@ -1,4 +1,4 @@
-"""Writes files that all workers write alike once, by the chief: two writers at once corrupt each other's parts.
+"""Makes the chief alone write files that all workers would write to one path, since concurrent writers corrupt them.
 
 A worker that writes to another path, or alone, writes its own files.
 """
@@ -39,7 +39,7 @@ _LeavesFiles = tuple[Callable[[], bool], Callable[[str], None]]
 
 
 class _State(threading.local):
-    """The way in which a thread saves.
+    """The state of saving in one thread.
 
     Attributes:
         is_alone: True if this worker saves without the others.

@@ -36,8 +36,8 @@ class AgentConnection(ABC):
     def _handle(self, message: Message) -> None:
         """Handles a message, in the thread that reads.
 
-        The last message, after the agent has ended, is a `Lost` with the agent's errors. It also contains the other
-        output of the login there, such as a greeting.
+        The last message, after the agent has ended, is a `Lost` with the error output of the agent and of its login,
+        such as a greeting.
         """
 
     def send(self, message: Message) -> None:
@@ -47,7 +47,7 @@ class AgentConnection(ABC):
             self._channel.stdin.flush()
 
     def end_input(self) -> None:
-        """Ends the agent's standard input, with which the agent ends."""
+        """Closes the agent's standard input, at which the agent ends."""
         with contextlib.suppress(OSError, ValueError):
             self._channel.stdin.close()
 

@@ -105,7 +105,7 @@ def _select_rows(ctx: OpContext) -> Fact:
 
 
 def _guarded_quotient(ctx: OpContext) -> Fact | None:
-    """`where(s > 0, a / s, 0)`: a guard for replicas on which the divisor is zero, and so is their weight.
+    """`where(s > 0, a / s, 0)`: guards replicas on which the divisor is zero; their weight is then zero too.
 
     A guard by `>` requires that s cannot be negative.
     """

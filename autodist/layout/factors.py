@@ -1,4 +1,4 @@
-"""Factors: scalars summed over the replicas; a replica's value differs from the whole batch's by powers of them."""
+"""Factors: scalars summed over the replicas, whose powers relate a replica's value to that of the whole batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def power(factor: Factor, exponent: int) -> Factors:
 
 
 def additive_over(factors: Factors, rest: Factors) -> Factor | None:
-    """Returns the factor f with factors = f · rest, or None. Such a value is a partial sum once divided by rest."""
+    """Returns the factor f with factors = f · rest, or None; a value with `factors` is `rest` times a partial sum."""
     remaining = times(factors, rest, -1)
     if len(remaining) == 1:
         factor, exponent = next(iter(remaining))

@@ -38,10 +38,10 @@ _MOST_ROWS = 2**31 - 1
 
 @dataclass(frozen=True)
 class ReduceByCollective(Kernel[ReplicatedStep, ReplicatedStep]):
-    """Sums pending reductions over their groups by TensorFlow's collectives, if the strategy says RING or NCCL.
+    """Reduces pending reductions over their groups by TensorFlow's collectives, if the strategy sets RING or NCCL.
 
-    All reductions of the step then use collectives, because collectives hang beside queues and accumulators in the same
-    run. A step that the strategy does not concern (one without gradients, for example) is another run and uses queues.
+    All reductions of the step then use collectives, because collectives hang if the same run uses queues or
+    accumulators. A step without strategy (one without gradients, for example) is a separate run and uses queues.
     A bucket is one all-reduce; its weight is appended to the values. Rows are two all-gathers, of indices and of
     values. They are padded to a length that a small all-gather determines first; the padding is then removed, and rows
     are in worker order. A ring sums in the order of its members, so that all workers get the same bits in every run.
@@ -239,8 +239,8 @@ def _gather_padded(
 ) -> list[tf.Tensor]:
     """Returns the rows of each worker of a group; the worker of rank `k` has `sizes[k]` rows.
 
-    A collective keeps the length of its first run. So each length has a key of its own, and lengths are rounded up to a
-    few.
+    A collective keeps the length of its first run. Each length therefore has its own key, and lengths are rounded up so
+    that there are few of them.
     """
     lengths = padded_lengths()
     carrier = _CARRIERS[rows.dtype]

@@ -1,4 +1,4 @@
-"""Draws one row per example from a shared seed: the numbers of a single device, or different ones per replica."""
+"""Random draws per example from a seed that all replicas share: as on one device, or different on each replica."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SharedSeedDraw:
     Attributes:
         node: its name.
         seed: the tensor that seeds the draw.
-        axis: the axis along which it draws example by example, if its draw for the whole batch is known.
+        axis: the batch axis of the draw, if each replica can draw for the whole batch; otherwise None.
         per: number of rows per example, if that is known.
     """
 

@@ -1,4 +1,4 @@
-"""Work: a graph in which variables are being partitioned, and the current pieces of its tensors."""
+"""Work: the state of a partitioning: the edited graph, and the pieces of its tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PartitionedVariable:
         return cls(variable, cut, shards)
 
     def within_rows(self, rank: int | None) -> Partitioning:
-        """Returns the partitioning of rows of a variable that is not cut along its first axis.
+        """Returns the partitioning of rows of a variable that is partitioned along another axis than the first.
 
         Args:
             rank: rank of the tensor of rows; None if unknown: the axis is then counted from the end.
@@ -88,7 +88,7 @@ class Work:
         editor: the editor of its graph.
         effects: the reads and writes of each of its nodes.
         variables: the partitioned variables, by handle.
-        copies: unpartitioned copies of variables, for nodes that take a handle.
+        copies: unpartitioned copies of variables, for nodes that take a handle and cannot use shards.
         written_whole: by name, the partitioned variables that are written as a whole, with the op.
     """
 
