@@ -316,12 +316,13 @@ class DistributedFunction:
     def _capture(
         self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]
     ) -> CapturedFunction:
-        return capture_function(
-            step, specs, axes,
-            jit_compile=self._tracing.jit_compile,
-            autograph=self._tracing.autograph,
-            is_split=self._run.spec.splits_batches,
-        )  # fmt: skip
+        with self._run.failed_step.guarding(is_step=False, is_before=True):  # an error of the script's code, too
+            return capture_function(
+                step, specs, axes,
+                jit_compile=self._tracing.jit_compile,
+                autograph=self._tracing.autograph,
+                is_split=self._run.spec.splits_batches,
+            )  # fmt: skip
 
     def _report_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
         """Sends the chief this worker's first feeds of a training step, to compare them with the other workers'."""

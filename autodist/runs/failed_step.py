@@ -44,6 +44,7 @@ class FailedStepGuard:
         self._is_survived = False
         self._timer: threading.Timer | None = None
         self._error: BaseException | None = None
+        self._met_by_all: BaseException | None = None
         self._last_step_at: float | None = None
 
     def __bool__(self) -> bool:
@@ -79,6 +80,7 @@ class FailedStepGuard:
         """
         with self.step_lock:
             self._raise_if_missed()
+            self._met_by_all = None
             try:
                 yield
             except BaseException as error:  # Ctrl-C, too
@@ -111,9 +113,11 @@ class FailedStepGuard:
             self._timer.cancel()
 
     def _settle(self, error: BaseException, is_before: bool) -> None:
+        if error is self._error or error is self._met_by_all:
+            return  # an inner context has settled it
         self._error = error  # set first, in case Ctrl-C interrupts the wait for the other workers' answers
         if self._is_met_by_all(error, is_before):
-            self._error = None
+            self._error, self._met_by_all = None, error
         else:
             self._record(error)
 

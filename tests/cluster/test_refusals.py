@@ -22,7 +22,7 @@ with ad.scope():
 
     @ad.function
     def refused(x):
-        raise CaptureError("this step is refused")
+        raise {error}("this step is refused")
 
     step(np.ones((2, 3)))
     for _ in range(2):
@@ -38,25 +38,27 @@ with ad.scope():
 """
 
 
-@pytest.mark.parametrize("builder", ["AllReduce", "PS"])
-def test_after_a_refusal_that_all_workers_meet_the_run_goes_on(tmp_path: Path, builder: str) -> None:
+@pytest.mark.parametrize("builder, error", [("AllReduce", "CaptureError"), ("PS", "ValueError")])
+def test_after_a_refusal_that_all_workers_meet_the_run_goes_on(tmp_path: Path, builder: str, error: str) -> None:
     nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
     spec = {"nodes": nodes, "strategy": {"builder": builder}}
-    with Training(tmp_path, SCRIPT.format(refuses="True"), spec) as run:
+    with Training(tmp_path, SCRIPT.format(refuses="True", error=error), spec) as run:
         assert run.wait(START) == 0, run.stderr
         run.assert_gone()
         for worker in range(2):
             np.testing.assert_allclose(run.kept(worker)["weight"], np.full(3, -1.0), rtol=1e-12)
-    assert run.stdout.count("caught CaptureError") == 4
+    assert run.stdout.count(f"caught {error}") == 4
 
 
-@pytest.mark.parametrize("worker", [0, 1])
-def test_a_refusal_that_one_worker_joins_ends_all_at_once_with_its_cause(tmp_path: Path, worker: int) -> None:
+@pytest.mark.parametrize("worker, error", [(0, "CaptureError"), (1, "CaptureError"), (1, "ValueError")])
+def test_a_refusal_that_one_worker_joins_ends_all_at_once_with_its_cause(
+    tmp_path: Path, worker: int, error: str
+) -> None:
     spec = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
-    with Training(tmp_path, SCRIPT.format(refuses=f"me == {worker}"), spec) as run:
+    with Training(tmp_path, SCRIPT.format(refuses=f"me == {worker}", error=error), spec) as run:
         assert run.wait(START) != 0
         run.assert_gone()
-    assert "CaptureError: " in run.stderr and "this step is refused" in run.stderr
+    assert f"{error}: " in run.stderr and "this step is refused" in run.stderr
 
 
 SLEEPS = """

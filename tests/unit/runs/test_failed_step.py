@@ -124,6 +124,21 @@ def test_nobody_is_ended_where_the_script_ends_by_the_step_that_it_missed():
     assert not timer.is_alive() and not ended
 
 
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_an_error_that_leaves_several_contexts_is_settled_once(is_alike: bool):
+    asked: list[bool] = []
+
+    def is_met_by_all(error: BaseException, is_before: bool) -> bool:
+        asked.append(is_before)
+        return is_alike
+
+    missed = FailedStepGuard(lambda: True, is_met_by_all=is_met_by_all)
+    with pytest.raises(TypeError), missed.guarding(), missed.guarding(is_step=False, is_before=True):
+        raise TypeError
+    assert asked == [True] and bool(missed) is not is_alike
+    missed.close()
+
+
 def fails_after_a_step(missed: FailedStepGuard) -> None:
     with missed.guarding_until_step():
         with missed.guarding():
