@@ -20,6 +20,9 @@ from autodist.placement.partitioning import listed
 
 log = logging.getLogger("autodist")
 
+_CONTROL_FLOW = sorted(having(Trait.LOOP | Trait.BRANCH))
+_ACCUMULATORS = {"ConditionalAccumulator", "ResourceConditionalAccumulator", "SparseConditionalAccumulator"}
+
 _NONE = (
     "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
     "tf.GradientTape or tf.gradients inside the step, and apply them there. A jacobian (tape.jacobian) is no gradient "
@@ -94,6 +97,19 @@ def require_training(captured: CapturedGraph, whole: CapturedStep) -> None:
     """
     if whole.gradients or find_fed_updates(whole):
         return
+    accumulators = [op.name for op in captured.graph.get_operations() if op.type in _ACCUMULATORS]
+    if accumulators:
+        raise CaptureError(
+            f"the graph adds up gradients in accumulators ({listed(accumulators)}), as SyncReplicasOptimizer does, "
+            "which wait for workers of another kind. Use the optimizer that it wraps, without its hook: AutoDist adds "
+            "up the gradients of all replicas before every update."
+        )
+    looped = _trained_in_control_flow(whole)
+    if looped:
+        raise CaptureError(
+            f"the graph trains {listed(looped)} inside a tf.while_loop or tf.cond, whose gradients cannot be "
+            "synchronised. Build the gradients and the train operation outside of it, and run them once for each batch."
+        )
     handles = {handle_name(source) for call in captured.calls for source, _ in call.pairs}
     made = [v.name for v in whole.variables if v.handle in handles]
     if made:
@@ -106,6 +122,14 @@ def require_training(captured: CapturedGraph, whole: CapturedStep) -> None:
         "the graph makes no gradient, so there is nothing to synchronise. Build the optimizer's train operation within "
         "the scope, before the session; evaluation alone needs no distributed session."
     )
+
+
+def _trained_in_control_flow(whole: CapturedStep) -> list[str]:
+    """Returns the names of the trainable variables that loops and branches write."""
+    index = whole.graph_index
+    effects = [index.effects[node.name] for node in index.of_op(*_CONTROL_FLOW) if node.name in index.effects]
+    written = {handle for effect in effects for handle in effect.writes}
+    return [v.name for v in whole.variables if v.handle in written and v.trainable and not v.dtype.is_integer]
 
 
 def warn_unordered_updates(whole: CapturedStep) -> None:

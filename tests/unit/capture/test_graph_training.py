@@ -48,6 +48,32 @@ def test_a_graph_whose_gradients_nothing_is_written_of_is_refused_with_the_mend(
         require_training(captured, captured.whole())
 
 
+def test_training_in_a_loop_is_refused_with_the_variable_and_the_fix():
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
+        x = v1.placeholder(tf.float64, [None, 2])
+        weight = v1.get_variable("weight", [2, 1], tf.float64)
+
+        def body(k):
+            with tf.control_dependencies([weight.assign_sub(tf.gradients(tf.reduce_mean(x @ weight), weight)[0])]):
+                return k + 1
+
+        tf.while_loop(lambda k: k < 3, body, [tf.constant(0)])
+    captured = CapturedGraph.of(graph, notes.calls)
+    with pytest.raises(CaptureError, match=r"trains weight inside a tf.while_loop or tf.cond.*once for each batch"):
+        require_training(captured, captured.whole())
+
+
+def test_an_optimizer_that_synchronises_by_itself_is_refused_by_name():
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
+        weight = v1.get_variable("weight", [2, 1], tf.float64)
+        loss = tf.reduce_mean(v1.placeholder(tf.float64, [None, 2]) @ weight)
+        inner = v1.train.GradientDescentOptimizer(0.1)
+        v1.train.SyncReplicasOptimizer(inner, 2).minimize(loss, v1.train.get_or_create_global_step())
+    captured = CapturedGraph.of(graph, notes.calls)
+    with pytest.raises(CaptureError, match="accumulators.*SyncReplicasOptimizer.*Use the optimizer that it wraps"):
+        require_training(captured, captured.whole())
+
+
 @pytest.mark.parametrize("options", [{"gathers": False, "also_trains": True}, {"also_trains": True}, {"sparse": True}])
 def test_a_graph_that_writes_variables_of_gradients_passes(options, caplog):
     captured = build(**options)
