@@ -88,7 +88,7 @@ class AutoDist:
 
     Raises:
         ValueError: both `strategy` and `strategy_builder`, or both `resource_spec_file` and `resource_spec`, are set.
-        ResourceSpecError, StrategyError: with file, line and key.
+        ResourceSpecError, StrategyError: a value is not valid; the message has its file, line and key.
         ClusterError: several workers are requested, but there is no script that the other workers could run.
     """
 
@@ -176,7 +176,7 @@ class AutoDist:
 
     @contextmanager
     def scope(self, batch_axis: Mapping[str, int | None] | None = None) -> Iterator[AutoDist]:
-        """Context manager; everything built inside it trains on all replicas, also after the scope ends.
+        """Context manager. Models and steps that are built in it train on all replicas, even after it is closed.
 
         Args:
             batch_axis: for Keras models: maps an input of `fit` to the axis along which it is split over the replicas,
@@ -185,7 +185,7 @@ class AutoDist:
 
         Raises:
             CaptureError: the scope is inside a strategy of `tf.distribute` or a Keras distribution other than
-                `DataParallel`, or contains one; or `batch_axis` is not a mapping.
+                `DataParallel`, or contains such a strategy or distribution; or `batch_axis` is not a mapping.
         """
         self._run.check_others()
         if not tf.executing_eagerly():
@@ -214,7 +214,7 @@ class AutoDist:
         Args:
             batch_axis: maps a placeholder (or its name) to the axis along which the fed value is split over the
                 replicas; negative axes count from the last. None: every replica gets the complete value. By default,
-                axis 0 of each placeholder that leaves its size open.
+                placeholders whose axis 0 is open are split along it.
 
         Raises:
             CaptureError: no gradient is applied in the graph, the scope contained two graphs, or a placeholder has no
@@ -252,8 +252,8 @@ class AutoDist:
         Args:
             step: the step; it computes gradients and applies them.
             batch_axis: maps a parameter to the axis along which its argument is split over the replicas; negative axes
-                count from the last. None: every replica gets the complete value. By default, axis 0 of arrays; scalars
-                are not split.
+                count from the last. None: every replica gets the complete value. By default, arrays are split along
+                axis 0, and scalars are not split.
             batch: "per_worker" (default): each worker passes its own part of the batch. "global": every worker passes
                 the same batch, and each keeps its shard.
             jit_compile: True to compile the step with XLA, as in `tf.function`. Parts that XLA cannot compile run
@@ -414,7 +414,7 @@ class AutoDist:
         return self._run.coordination.reduce(value, how)
 
     def pull(self) -> None:
-        """Updates the script's variables to the latest values; reading a variable does it too."""
+        """Updates the script's variables to their latest values. Reading a variable also updates it."""
         self._run.pull()
 
     def checkpoint(
@@ -425,9 +425,9 @@ class AutoDist:
         session: DistributedSession | None = None,
         **objects: Any,
     ) -> Checkpoints:
-        """Returns an object that saves and restores what the script trains, in files that TensorFlow reads.
+        """Returns an object that saves and restores models, optimizers and variables, in files that TensorFlow reads.
 
-        A checkpoint does not depend on the strategy.
+        A checkpoint can be restored under any strategy.
 
         Args:
             folder: of the checkpoints, on the chief's machine; restoring needs a folder that all machines see.
@@ -453,8 +453,8 @@ class AutoDist:
     def steps_done(self) -> int:
         """Number of training steps done so far, including those of the runs that this one resumes.
 
-        With `checkpoint` in the YAML a script's own loop starts there: `for step in range(ad.steps_done, 10_000)`. For
-        a loop of several training steps each step counts.
+        With `checkpoint` in the YAML, a loop of the script starts at this number:
+        `for step in range(ad.steps_done, 10_000)`. If an iteration has several training steps, each of them counts.
         """
         if self._automatic is not None:
             self._automatic.on_steps_read(sys._getframe(1))
@@ -474,8 +474,8 @@ class AutoDist:
 
         Args:
             folder: of the checkpoints; as for `checkpoint`.
-            every_steps: saves after this many training steps; None: steps do not count.
-            every_minutes: saves after this many minutes by the chief's clock; None: time does not count.
+            every_steps: the number of training steps between two saves; None: no schedule by steps.
+            every_minutes: the minutes between two saves, by the chief's clock; None: no schedule by time.
             keep: number of checkpoints to keep.
 
         Raises:
@@ -500,15 +500,15 @@ class AutoDist:
         return self._notes is not None and any(call.graph is graph for call in self._notes.calls)
 
     def on_every_worker(self, callback: Callback) -> Callback:
-        """Makes a callback that records act on every worker; by default `fit` calls it only on the chief.
+        """Makes `fit` call a recording callback on every worker; by default, `fit` calls it only on the chief.
 
         ```python
         model.fit(x, y, callbacks=[ad.on_every_worker(keras.callbacks.CSVLogger(f"log{ad.worker_index}.csv"))])
         ```
 
         Args:
-            callback: a Keras callback that writes files, or one of a tracker (mlflow, wandb). All other callbacks act
-                on every worker in any case.
+            callback: a Keras callback that writes files, or one of a tracker (mlflow, wandb). `fit` calls all other
+                callbacks on every worker anyway.
 
         Returns:
             The same callback.

@@ -135,7 +135,7 @@ class Context:
         return bool(self.placement.stages.groups) and (bool(step.gradients) or takes_a_batch)
 
     def nearest_holder(self, group: Group) -> int:
-        """Returns the worker of a group that holds a variable for this worker: the one of its pipeline, or the only."""
+        """Returns the worker of a group from which this worker reads: the only one, or the one of its pipeline."""
         return group.workers[self.placement.stages.rank_of(self.worker)[1] if len(group.workers) > 1 else 0]
 
     def task(self, worker: int) -> str:
@@ -177,8 +177,8 @@ class Kernel(ABC, Generic[In_contra, Out_co]):
     phase and returns steps of another. A kernel without phases takes every step, and keeps its phase.
 
     Attributes:
-        name: of the kernel, unique.
-        after: maps each kernel that must not run later than this one to the reason.
+        name: the unique name of the kernel.
+        after: maps the name of each kernel that must run before this one to the reason.
         takes: the phase of the steps that it takes.
         makes: the phase of the steps that it returns.
     """
@@ -225,11 +225,11 @@ def phase_after(kernel: AnyKernel, phase: type[Step]) -> type[Step]:
 
 
 def in_order(*kernels: AnyKernel) -> tuple[AnyKernel, ...]:
-    """Returns the kernels, after a check that each takes the phase of those before it, and runs after those it needs.
+    """Returns the kernels after two checks: each takes the phase that it gets, and runs after the kernels in `after`.
 
     Raises:
         TypeError: a kernel does not take the phase of a step after the kernels before it.
-        ValueError: a kernel runs before one that must not run later.
+        ValueError: a kernel runs before one that is in its `after`.
     """
     phase: type[Step] = CapturedStep
     for k, kernel in enumerate(kernels):

@@ -1,4 +1,4 @@
-"""ShardedAllReduce: each worker updates its shard of every variable and only holds the slots of that shard."""
+"""ShardedAllReduce: each worker updates its shard of every variable, and holds the slots of that shard alone."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ShardedAllReduce(StrategyBuilder):
     For models whose optimizer keeps much state. As in ZeRO stage 1, each worker holds the slots of 1/W of the elements
     and computes 1/W of the update. Every large variable is partitioned: sparse ones along axis 0, others along the
     first axis with nearly equal shards. There is one shard for each worker that has replicas, in worker order. With
-    many workers there are as few as still share the bytes (`fair_shards`); these go to the least loaded workers. Small
-    variables stay whole, with owners balanced by bytes. With one worker nothing is partitioned.
+    many workers there are fewer, just enough to share the bytes evenly (`fair_shards`), on the least loaded workers.
+    Small variables stay whole, with owners balanced by bytes. With one worker nothing is partitioned.
 
     Cost: with W workers and b bytes of dense gradients, each worker sends b·(W-1)/W bytes of gradients and b·(W-1)/W of
     values a step. It receives as many. In total this is 2·b·(W-1)/W, like all-reduce. Slots: 1/W per worker.

@@ -122,15 +122,15 @@ def _candidates(spec: ResourceSpec, computing: Sequence[int]) -> Iterator[tuple[
 
 
 def _numbered(spec: ResourceSpec, units: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
-    """Returns `count` subgroups of neighbouring units; workers without replicas are assigned to them in turn."""
-    team: dict[int, int] = {}
+    """Returns the subgroup of each worker: `count` runs of units; workers without replicas are assigned in turn."""
+    number_of: dict[int, int] = {}
     start = 0
     for number, size in enumerate(even_sizes(len(units), count)):
-        team |= {worker: number for unit in units[start : start + size] for worker in unit}
+        number_of |= {worker: number for unit in units[start : start + size] for worker in unit}
         start += size
-    servers = [worker.index for worker in spec.workers if worker.index not in team]
-    team |= {worker: position % count for position, worker in enumerate(servers)}
-    return tuple(team[worker] for worker in range(len(team)))
+    servers = [worker.index for worker in spec.workers if worker.index not in number_of]
+    number_of |= {worker: position % count for position, worker in enumerate(servers)}
+    return tuple(number_of[worker] for worker in range(len(number_of)))
 
 
 def _machine_of(spec: ResourceSpec) -> list[int]:

@@ -154,7 +154,7 @@ class _Walk:
         return result
 
     def _reached_by_data(self, readers: Collection[str], without: Collection[str] = ()) -> set[str]:
-        """Returns the nodes `readers` and all nodes that depend on them by data; not through nodes of `without`."""
+        """Returns `readers` and all nodes that depend on them by data, on paths without nodes of `without`."""
         result: set[str] = set()
         for name in self.graph_index.order:
             if (name in readers or not result.isdisjoint(self.graph_index.data[name])) and name not in without:
@@ -171,7 +171,7 @@ class _Walk:
 
     @cached_property
     def _reach_of_writes(self) -> Mapping[str | None, int]:
-        """Maps each handle to the gradients that reach its writes, None to those of any; used after the walk."""
+        """Maps each handle to the gradients that reach its writes, None to those that reach any. For after the walk."""
         result: dict[str | None, int] = {None: 0}
         for name in self.writes:
             reach = self.reach.get(name, 0)

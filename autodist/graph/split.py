@@ -25,7 +25,7 @@ class Subgraph:
     Attributes:
         key: the value that the callback returned.
         nodes: their names, in topological order.
-        copies: nodes of no subgraph that this one has copies of, in topological order.
+        copies: nodes of no subgraph that are copied into this one, in topological order.
         step: the step that it is a part of.
     """
 
@@ -248,7 +248,7 @@ def _needs(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[Key, dict[K
 
 
 def _cycle(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
-    """Returns subgraphs each of which needs the previous one, and the first the last; empty if there is no cycle."""
+    """Returns the subgraphs of a cycle, each of which needs the previous one; empty if there is no cycle."""
     try:
         graphlib.TopologicalSorter(needs).prepare()
     except graphlib.CycleError as error:
