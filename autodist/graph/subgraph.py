@@ -116,6 +116,30 @@ class SubgraphBuilder:
         self._added.append((self.graph.version, node))  # position: the number of operations before it
         return node
 
+    def reshape_each(self, values: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> list[str]:
+        """Reshapes tensors of one dtype; returns the names of the results in the edited graph.
+
+        All but the first are copies of TensorFlow's nodes for the first, under the names that TensorFlow would choose.
+        """
+        first = tf.reshape(values[0], shapes[0]).op
+        reshape, lengths = first.node_def, first.inputs[1].op.node_def
+        names = [self.name(first.outputs[0])]
+        for value, shape in zip(values[1:], shapes[1:], strict=True):
+            name = self.graph.unique_name("Reshape")
+            constant = self.add(lengths, f"{name}/shape", ())
+            constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(shape.as_list(), tf.int32))
+            names.append(tensor(self.add(reshape, name, [self.name(value), constant.name]).name))
+        return names
+
+    def flatten_each(self, values: Sequence[tf.Tensor]) -> list[str]:
+        """Reshapes tensors of one dtype to vectors, as `reshape_each` does; they share the constant."""
+        first = tf.raw_ops.Reshape(tensor=values[0], shape=tf.constant([-1])).op
+        vector = self.name(first.inputs[1])
+        copies = [
+            self.add(first.node_def, self.graph.unique_name("Reshape"), [self.name(v), vector]) for v in values[1:]
+        ]
+        return [self.name(first.outputs[0]), *(tensor(copy.name) for copy in copies)]
+
     def name(self, made: tf.Tensor | tf.Operation) -> str:
         """Returns the name in the edited graph of a tensor or operation of the scratch graph."""
         if isinstance(made, tf.Operation):

@@ -107,7 +107,7 @@ class BucketReduction:
         return self.bucket.cut(count)
 
     def unpack(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        return self.bucket.unpack(whole)
+        return self.bucket.unpack(self.f, whole)
 
     def ordered_sum(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         return ordered_sum(parts)

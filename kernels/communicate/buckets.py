@@ -72,28 +72,28 @@ class Bucket:
             tail: vectors of that dtype to append.
         """
         dtype = dtype or self.dtype
-        flat: list[tf.Tensor] = []
-        vector = tf.constant([-1])
         like = [tf.TensorSpec(pending.shape, pending.dtype) for pending in self.reductions]
         local = f.inputs_like([pending.local[0] for pending in self.reductions], like)
-        for pending, length, given in zip(self.reductions, self.lengths, local, strict=True):
-            value = tf.raw_ops.Reshape(tensor=given, shape=vector)
-            value = tf.cast(value, dtype)
-            value.set_shape([_elements(pending)])
-            flat.append(value)
+        vectors = f.inputs_like(
+            f.flatten_each(local), [tf.TensorSpec([_elements(pending)], pending.dtype) for pending in self.reductions]
+        )
+        flat: list[tf.Tensor] = []
+        for pending, length, vector in zip(self.reductions, self.lengths, vectors, strict=True):
+            flat.append(tf.cast(vector, dtype))
             if length > _elements(pending):
                 flat.append(tf.zeros([length - _elements(pending)], dtype))
         flat += tail
         return tf.concat(flat, 0) if len(flat) > 1 else flat[0]
 
-    def unpack(self, whole: tf.Tensor) -> list[tf.Tensor]:
+    def unpack(self, f: SubgraphBuilder, whole: tf.Tensor) -> list[tf.Tensor]:
         """Splits a vector made by `pack` into tensors, in the order of the reductions."""
         pieces = tf.split(whole, self.lengths) if len(self.reductions) > 1 else [whole]
-        found = []
-        for pending, piece, length in zip(self.reductions, pieces, self.lengths, strict=True):
-            value = piece[: _elements(pending)] if length > _elements(pending) else piece
-            found.append(tf.reshape(value, pending.shape))
-        return found
+        values = [
+            piece[: _elements(pending)] if length > _elements(pending) else piece
+            for pending, piece, length in zip(self.reductions, pieces, self.lengths, strict=True)
+        ]
+        shapes = [pending.shape for pending in self.reductions]
+        return f.inputs_like(f.reshape_each(values, shapes), [tf.TensorSpec(shape, whole.dtype) for shape in shapes])
 
     def cut(self, count: int) -> list[int]:
         """Returns the sizes of `count` aligned pieces of the whole vector."""

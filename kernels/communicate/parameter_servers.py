@@ -118,7 +118,7 @@ class _Servers:
             exchange = Communicator(f, self.context, bucket.key, bucket.group)
             part = [bucket.pack(f), *weight_of(f, bucket.reductions[0])]
             parts = exchange.gather(owner, "gradient", part, reads)
-            values = bucket.unpack(reduce_to_mean(parts)) if parts else []
+            values = bucket.unpack(f, reduce_to_mean(parts)) if parts else []
         for pending, value in zip(bucket.reductions, values, strict=False):
             self.results.set_result(pending, [f.name(value)])
         self.editor.run(exchange.effects)

@@ -192,7 +192,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, collectives: _Collectives) 
         total = _merged(f, collectives, bucket, bucket.pack(f, carrier, weight))
         if weight:
             total = tf.math.divide_no_nan(total[:length], total[length])
-        values = bucket.unpack(tf.cast(total, bucket.dtype))
+        values = bucket.unpack(f, tf.cast(total, bucket.dtype))
     for pending, value in zip(bucket.reductions, values, strict=True):
         results.set_result(pending, [f.name(value)])
 

@@ -124,9 +124,8 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
             AllReduceAlgorithm(exchange, bucket, DIRECT_BYTES),
             _subgroups(exchange, bucket.reductions[0]),
         )
-        values = bucket.unpack(
-            algorithm.at_once(mine) if transfers is None else algorithm.in_subgroups(transfers, mine)
-        )
+        whole = algorithm.at_once(mine) if transfers is None else algorithm.in_subgroups(transfers, mine)
+        values = bucket.unpack(f, whole)
     for pending, value in zip(bucket.reductions, values, strict=True):
         results.set_result(pending, [f.name(value)])
     results.editor.run(exchange.effects)
@@ -141,7 +140,7 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
         assert transfers is not None, "only subgroups fuse buckets"
         mine = [[bucket.pack(f), *weight_of(f, bucket.reductions[0])] for bucket in buckets]
         wholes = all_reduce_fused(transfers, buckets, mine)
-        values = [bucket.unpack(whole) for bucket, whole in zip(buckets, wholes, strict=True)]
+        values = [bucket.unpack(f, whole) for bucket, whole in zip(buckets, wholes, strict=True)]
     for bucket, tensors in zip(buckets, values, strict=True):
         for pending, value in zip(bucket.reductions, tensors, strict=True):
             results.set_result(pending, [f.name(value)])

@@ -122,14 +122,14 @@ class _Servers:
         for pending in self.reductions:
             if pending.is_sparse:
                 self._send_part(
-                    [pending], functools.partial(own_rows, pending=pending), functools.partial(rows_of, pending)
+                    [pending], functools.partial(own_rows, pending=pending), functools.partial(_join_rows, pending)
                 )
 
     def _send_part(
         self,
         reductions: Sequence[PendingReduction],
         pack: Callable[[SubgraphBuilder], list[tf.Tensor]],
-        combine: Callable[[Parts], list[tf.Tensor]],
+        combine: Callable[[SubgraphBuilder, Parts], list[tf.Tensor]],
     ) -> None:
         """Sends this worker's part of some reductions to their owner, which combines all parts in the background."""
         handle, key = self._handle_of(reductions[0]), key_of(reductions)
@@ -144,7 +144,7 @@ class _Servers:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in part]
             with subgraph(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
                 exchange = Communicator(f, self.context, key, reductions[0].group, capacity)
-                tensors = combine([exchange.receive(w, "gradient", specs) for w in exchange.group.workers])
+                tensors = combine(f, [exchange.receive(w, "gradient", specs) for w in exchange.group.workers])
             names = [t for pending in reductions for t in pending.result]
             self.background.register(dict(zip(names, map(f.name, tensors), strict=True)), exchange.effects)
 
@@ -174,5 +174,9 @@ def _pack(bucket: Bucket, f: SubgraphBuilder) -> list[tf.Tensor]:
     return [bucket.pack(f), *weight_of(f, bucket.reductions[0])]
 
 
-def _unpack_mean(bucket: Bucket, parts: Parts) -> list[tf.Tensor]:
-    return bucket.unpack(reduce_to_mean(parts))
+def _unpack_mean(bucket: Bucket, f: SubgraphBuilder, parts: Parts) -> list[tf.Tensor]:
+    return bucket.unpack(f, reduce_to_mean(parts))
+
+
+def _join_rows(pending: PendingReduction, f: SubgraphBuilder, parts: Parts) -> list[tf.Tensor]:
+    return rows_of(pending, parts)
