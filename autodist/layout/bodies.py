@@ -9,6 +9,7 @@ from functools import cached_property
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.op_types import input_names
 from autodist.layout.factors import Count, Factor, Factors, PartialSum
 from autodist.layout.facts import (
@@ -50,6 +51,10 @@ class Body:
     library: tf.compat.v1.FunctionDefLibrary
     arguments: list[str]
     outputs: list[str]
+
+    @cached_property
+    def index(self) -> GraphIndex:
+        return GraphIndex(self.graph_def)
 
     @cached_property
     def _graph(self) -> tf.Graph:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
 
 from autodist.graph.index import GraphIndex
-from autodist.graph.names import is_control, tensor
+from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having, linear_operands
-from autodist.layout.bodies import Body, Library
+from autodist.graph.walks import reach
+from autodist.layout.bodies import Library
+from autodist.layout.walk import GraphWalk, data_inputs
 
 _CALLS, _BRANCHES, _LOOPS = map(having, (Trait.CALL, Trait.BRANCH, Trait.LOOP))
-_BY_SHAPES, _ZEROS = having(Trait.BY_SHAPES), having(Trait.ZEROS)
+_BACK, _BY_SHAPES, _ZEROS = map(having, (Trait.BACK, Trait.BY_SHAPES, Trait.ZEROS))
+_KEEP_ZEROS = {*_CALLS, *_BRANCHES, *_LOOPS, "Cast", "Fill", "IdentityN"}
+"""Ops without linear operands that may return zeros for zeros."""
 _SMALL = 64
 """Larger constants are not tested for zeros, unless one stored value fills them."""
 
@@ -29,25 +32,7 @@ class Grade(enum.Enum):
     NONLINEAR = "nonlinear or unknown"
 
 
-@dataclass(frozen=True)
-class Linearity:
-    """Result of a walk over a graph.
-
-    Attributes:
-        grades: by tensor; tensors that are missing do not depend on the seeds.
-        nonlinear: maps each nonlinear node with proportional inputs to these inputs, in the order of the graph.
-        float16_nodes: the float16 nodes with proportional inputs.
-    """
-
-    grades: Mapping[str, Grade]
-    nonlinear: Mapping[str, tuple[str, ...]]
-    float16_nodes: frozenset[str]
-
-    def of(self, name: str) -> Grade:
-        return self.grades.get(tensor(name), Grade.FREE)
-
-    def depends(self, name: str) -> bool:
-        return self.of(name) in (Grade.LINEAR, Grade.NONLINEAR)
+_DEPENDENT = (Grade.LINEAR, Grade.NONLINEAR)
 
 
 def find_linearity(graph_index: GraphIndex, seeds: Collection[str], without: Collection[str] = ()) -> Linearity:
@@ -58,9 +43,8 @@ def find_linearity(graph_index: GraphIndex, seeds: Collection[str], without: Col
         seeds: the seed tensors.
         without: nodes to ignore.
     """
-    walk = _Walk(Library(graph_index.graph_def.library))
-    grades = walk.follow(graph_index, {tensor(s): Grade.LINEAR for s in seeds}, frozenset(without))
-    return Linearity(grades, walk.nonlinear, frozenset(walk.float16_nodes))
+    library = Library(graph_index.graph_def.library)
+    return Linearity(graph_index, {tensor(s): Grade.LINEAR for s in seeds}, library, without)
 
 
 def is_nonlinear(node: tf.compat.v1.NodeDef, grades: Sequence[Grade]) -> bool:
@@ -68,136 +52,137 @@ def is_nonlinear(node: tf.compat.v1.NodeDef, grades: Sequence[Grade]) -> bool:
     return _grade_by_table(node.op, [Grade.LINEAR if g is Grade.NONLINEAR else g for g in grades]) is Grade.NONLINEAR
 
 
-@dataclass
-class _Walk:
-    library: Library
-    nonlinear: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    float16_nodes: set[str] = field(default_factory=set)
-    _quiet: int = 0
-    _bodies: dict[str, tuple[Body, GraphIndex]] = field(default_factory=dict)
+class Linearity(GraphWalk[Grade]):
+    """The grades of the tensors of a graph.
 
-    def follow(
+    Nodes that depend on the seeds are evaluated, and the nodes behind them that may make an input zero.
+
+    Args:
+        graph_index: of the graph.
+        known: the grades of the seeds, or of a function's arguments.
+        library: the functions of the graph.
+        without: nodes to ignore.
+
+    Attributes:
+        nonlinear: the nonlinear nodes with proportional inputs.
+        float16_nodes: the float16 nodes with proportional inputs.
+    """
+
+    def __init__(
         self,
         graph_index: GraphIndex,
         known: Mapping[str, Grade],
-        without: frozenset[str] = frozenset(),
-        caller: str | None = None,
-    ) -> dict[str, Grade]:
-        """Returns the grades of all tensors of a graph; repeats until those of v1 loops no longer change.
+        library: Library,
+        without: Collection[str] = (),
+    ) -> None:
+        super().__init__(graph_index.nodes, known)
+        self._index, self._library = graph_index, library
+        self._left_out = {*without, *self._known_nodes}
+        self._called: dict[str, list[Linearity]] = {}
+        self._dependent = self._readers_of(node_of(name) for name, grade in known.items() if grade in _DEPENDENT)
+        self.nonlinear: set[str] = set()
+        self.float16_nodes: set[str] = set()
+        if self._dependent:
+            names = [name for name in graph_index.order if name in self._dependent]
+            self.follow(*names)
+            for name in names:
+                self._record(name)
 
-        Args:
-            graph_index: of the graph.
-            known: grades of some tensors.
-            without: nodes to ignore.
-            caller: the node of the outermost graph that calls this one; None in that graph itself.
-        """
-        back = {f"{node.name}:0": Grade.ZERO for node in graph_index.having(Trait.BACK)}
-        self._quiet += bool(back)
-        while True:
-            grades = self._pass(graph_index, {**known, **back}, without, caller)
-            next_back = {n: _either([back[n], self._next_grade(graph_index, grades, n)]) for n in back}
-            if next_back == back:
-                break
-            back = next_back
-        if back:
-            self._quiet -= 1
-            grades = self._pass(graph_index, {**known, **back}, without, caller)
-        return grades
+    def of(self, name: str) -> Grade:
+        name = tensor(name)
+        is_evaluated = name in self._known or node_of(name) in self._facts
+        return self._output(name) if is_evaluated else Grade.FREE
 
-    def _next_grade(self, graph_index: GraphIndex, grades: Mapping[str, Grade], name: str) -> Grade:
-        source = graph_index.nodes[name.partition(":")[0]].input[0]
-        return grades.get(tensor(source), Grade.FREE)
+    def depends(self, name: str) -> bool:
+        return self.of(name) in _DEPENDENT
 
-    def _pass(
-        self,
-        graph_index: GraphIndex,
-        known: Mapping[str, Grade],
-        without: frozenset[str],
-        caller: str | None,
-    ) -> dict[str, Grade]:
-        grades: dict[str, Grade] = dict(known)
-        for name in graph_index.order:
-            if f"{name}:0" in known or name in without:
-                continue
-            node = graph_index.nodes[name]
-            inputs = [tensor(i) for i in node.input if not is_control(i)]
-            grades_in = [grades.get(i, Grade.FREE) for i in inputs]
-            made = self._grades_of(node, grades_in, caller or name)
-            carried = tuple(i for i, grade in zip(inputs, grades_in, strict=True) if grade is Grade.LINEAR)
-            if carried and Grade.NONLINEAR in made and Grade.NONLINEAR not in grades_in:
-                self._record_nonlinear(caller or name, carried if caller is None else ())
-            if carried and not self._quiet and _is_half(node):
-                self.float16_nodes.add(caller or name)
-            for k, grade in enumerate(made):
-                if grade is not Grade.FREE:
-                    grades[f"{name}:{k}"] = grade
-        return grades
+    def _readers_of(self, roots: Iterable[str]) -> set[str]:
+        """Returns the nodes that depend on some nodes by data."""
 
-    def _record_nonlinear(self, name: str, carried: tuple[str, ...]) -> None:
-        if not self._quiet:
-            self.nonlinear[name] = tuple(dict.fromkeys((*self.nonlinear.get(name, ()), *carried)))
+        def readers(name: str) -> list[str]:
+            data = self._index.data
+            return [c for c in self._index.consumers[name] if c not in self._left_out and name in data[c]]
 
-    def _grades_of(self, node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade], caller: str) -> list[Grade]:
-        """Returns the grades of a node's outputs; the last applies to all further outputs."""
-        count = _outputs_of(node)
-        if node.op in _BY_SHAPES:
-            return [Grade.FREE] * count
+        return reach([reader for root in roots for reader in readers(root)], readers)
+
+    def _record(self, name: str) -> None:
+        """Records a node with proportional inputs if it is nonlinear, or has float16 elements."""
+        node = self._nodes[name]
+        # A loop passes on a nonlinear value because of a node within the loop, which is to be recorded.
+        grades_in = [Grade.LINEAR if self._is_passed_on(i) else self._output(i) for i in self._sources(node)]
+        if Grade.LINEAR not in grades_in:
+            return
+        made, called = self._facts[name], self._called.get(name, ())
+        becomes_nonlinear = Grade.NONLINEAR in (made if isinstance(made, list) else [made])
+        if (becomes_nonlinear and Grade.NONLINEAR not in grades_in) or any(body.nonlinear for body in called):
+            self.nonlinear.add(name)
+        if _is_half(node) or any(body.float16_nodes for body in called):
+            self.float16_nodes.add(name)
+
+    def _is_passed_on(self, name: str) -> bool:
+        """Returns True if a tensor is a dependent value of the previous iteration of a TensorFlow 1 loop."""
+        return self._nodes[node_of(name)].op in _BACK and self.depends(name)
+
+    # -- the walk --------------------------------------------------------------------------------------------------
+
+    def _sources(self, node: tf.compat.v1.NodeDef) -> list[str]:
+        if node.name in self._left_out:
+            return []
+        inputs = data_inputs(node)
+        may_be_zero = node.op in _KEEP_ZEROS or linear_operands(node.op, len(inputs)) is not None
+        return inputs if node.name in self._dependent or may_be_zero or self._library.has(node.op) else []
+
+    def _assume(self, node: tf.compat.v1.NodeDef) -> Grade:
+        return Grade.ZERO
+
+    def _correct(self, node: tf.compat.v1.NodeDef, assumed: Grade, found: Grade) -> Grade:
+        return _either([assumed, found])
+
+    def _evaluate(self, node: tf.compat.v1.NodeDef, sources: list[str]) -> Grade | list[Grade]:
+        grades_in = [self._output(source) for source in sources]
+        self._called.pop(node.name, None)
+        if node.op in _BY_SHAPES or node.name in self._left_out:
+            return Grade.FREE
         if node.op in _ZEROS or _is_zero(node, grades_in):
-            return [Grade.ZERO] * count
+            return Grade.ZERO
         if node.op == "IdentityN":
-            return list(grades_in)
+            return grades_in
         if node.op == "Cast":
             made = tf.as_dtype(node.attr["DstT"].type)
-            return [grades_in[0] if made.is_floating or made.is_complex else _unknown(grades_in)] * count
+            return grades_in[0] if made.is_floating or made.is_complex else _unknown(grades_in)
         if node.op in _LOOPS:
-            return self._loop(node, grades_in, caller)
+            return self._loop(node, grades_in)
         if node.op in _BRANCHES:
-            names = _branches_of(node)
-            return self._branches(names, grades_in, caller)
+            return self._branches(node, grades_in)
         if node.op in _CALLS:
-            return self._call(node.attr["f"].func.name, grades_in, caller)
-        if self.library.has(node.op):
-            return self._call(node.op, grades_in, caller)
-        return [_grade_by_table(node.op, grades_in)] * count
+            return self._call(node, node.attr["f"].func.name, grades_in)
+        if self._library.has(node.op):
+            return self._call(node, node.op, grades_in)
+        return _grade_by_table(node.op, grades_in)
 
     # -- functions -------------------------------------------------------------------------------------------------
 
-    def _call(self, function: str, grades_in: Sequence[Grade], caller: str) -> list[Grade]:
-        if not self.library.has(function):
-            return [_unknown(grades_in)]
-        body, graph_index = self._body(function, len(grades_in))
-        grades = self.follow(graph_index, dict(zip(body.arguments, grades_in, strict=True)), caller=caller)
-        return [grades.get(name, Grade.FREE) for name in body.outputs]
+    def _call(self, node: tf.compat.v1.NodeDef, function: str, grades_in: Sequence[Grade]) -> list[Grade]:
+        body = self._library.body(function, [tf.TensorShape(None)] * len(grades_in), [None] * len(grades_in))
+        inner = Linearity(body.index, dict(zip(body.arguments, grades_in, strict=True)), self._library)
+        self._called.setdefault(node.name, []).append(inner)
+        return [inner.fact(name) for name in body.outputs]
 
-    def _body(self, function: str, arguments: int) -> tuple[Body, GraphIndex]:
-        if function not in self._bodies:
-            body = self.library.body(function, [tf.TensorShape(None)] * arguments, [None] * arguments)
-            self._bodies[function] = body, GraphIndex(body.graph_def)
-        return self._bodies[function]
-
-    def _branches(self, names: Sequence[str], grades_in: Sequence[Grade], caller: str) -> list[Grade]:
-        if grades_in[0] in (Grade.LINEAR, Grade.NONLINEAR):
-            return [Grade.NONLINEAR] * self._count(names[0])
-        made = [self._call(name, grades_in[1:], caller) for name in names]
+    def _branches(self, node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade]) -> Grade | list[Grade]:
+        if grades_in[0] in _DEPENDENT:
+            return Grade.NONLINEAR
+        made = [self._call(node, name, grades_in[1:]) for name in _branches_of(node)]
         return [_either(some) for some in zip(*made, strict=True)]
 
-    def _count(self, function: str) -> int:
-        return len(self._body(function, 0)[0].outputs) if function in self._bodies else 1
-
-    def _loop(self, node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade], caller: str) -> list[Grade]:
-        state = list(grades_in)
+    def _loop(self, node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade]) -> Grade | list[Grade]:
+        state, before = list(grades_in), None
         body, condition = node.attr["body"].func.name, node.attr["cond"].func.name
-        self._quiet += 1
-        while True:
-            after = self._call(body, state, caller)
-            joined = [_either(pair) for pair in zip(state, after, strict=True)]
-            if joined == state:
-                break
-            state = joined
-        self._quiet -= 1
-        self._call(body, state, caller)  # again, to record the nonlinear nodes
-        if any(grade in (Grade.LINEAR, Grade.NONLINEAR) for grade in self._call(condition, state, caller)):
-            return [Grade.NONLINEAR] * len(state)
+        while state != before:
+            self._called.pop(node.name, None)  # the last iteration counts
+            before, after = state, self._call(node, body, state)
+            state = [_either(pair) for pair in zip(state, after, strict=True)]
+        if any(grade in _DEPENDENT for grade in self._call(node, condition, state)):
+            return Grade.NONLINEAR
         return state
 
 
@@ -255,12 +240,3 @@ def _is_zero(node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade]) -> bool:
 def _is_half(node: tf.compat.v1.NodeDef) -> bool:
     half = tf.float16.as_datatype_enum
     return any(value.type == half or half in value.list.type for value in node.attr.values())
-
-
-def _outputs_of(node: tf.compat.v1.NodeDef) -> int:
-    """Returns the number of outputs of a node, or an upper bound."""
-    return next((int(node.attr[name].i) for name in _NUMBERS if name in node.attr), 8)
-
-
-_NUMBERS = ("num", "num_split", "num_partitions")
-"""Attributes that hold the number of outputs of a node."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.effects import PASSES
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
+from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.layout.bodies import DrawAt, Library, RowsOfDraw, leave
@@ -46,6 +47,7 @@ from autodist.layout.kinds import (
 from autodist.layout.op_context import OpContext, tensor_name
 from autodist.layout.table import NOT_FOLDED, TABLE
 from autodist.layout.to_kinds import factor_of, kind_of
+from autodist.layout.walk import GraphWalk, data_inputs
 
 ShapeOf = Callable[[str], tf.TensorShape]
 _UNKNOWN_SHAPE = tf.TensorShape(None)
@@ -161,7 +163,7 @@ def propagate(
     }
     for name, kind in (declared or {}).items():
         seeds[tensor_name(name)] = _declared_fact(tensor_name(name), kind)
-    nodes = nodes or _by_name(graph_def)
+    nodes = nodes or {node.name: node for node in graph_def.node}
     return GraphPropagation(
         Frame(nodes, Library(graph_def.library), shape_of, seeds, in_step_all_reduces=in_step_all_reduces or {})
     )
@@ -184,7 +186,7 @@ def _declared_fact(tensor: str, kind: Kind) -> Fact:
     raise ValueError(f"'{tensor}' cannot be declared as {kind}: only a mean over the examples can be declared.")
 
 
-class Frame:
+class Frame(GraphWalk[Fact]):
     """One graph or one function body, with a cache of the facts of its tensors."""
 
     def __init__(
@@ -196,25 +198,21 @@ class Frame:
         tag: str = "",
         in_step_all_reduces: Mapping[str, InStepAllReduce] | None = None,
     ) -> None:
-        self._nodes = nodes
+        super().__init__(nodes, seeds)
         self._all_reduces = in_step_all_reduces or {}
         self._library = library
-        self._shape_of, self._seeds = shape_of, dict(seeds)
-        self._seeded = {name.partition(":")[0] for name in seeds}
-        self._facts: dict[str, Fact | list[Fact]] = {}
-        self._loop_facts: dict[str, Fact] = {}
-        self._checked_loops: set[str] = set()
+        self._shape_of = shape_of
         self._same: dict[object, str] = {}
         self._constants = Constants(self.producer, self.shape)
         self.tag = tag
 
     def declare(self, tensor: str, fact: Fact) -> None:
         """Sets the fact of a tensor that has not been evaluated yet."""
-        name = _node_of(tensor)
+        name = node_of(tensor)
         if name in self._facts:
             raise ValueError(f"'{tensor}' cannot be declared: its node has been evaluated already. Declare it first.")
-        self._seeds[tensor] = fact
-        self._seeded.add(name)
+        self._known[tensor] = fact
+        self._known_nodes.add(name)
 
     def producer(self, tensor: str) -> tf.compat.v1.NodeDef | None:
         return self._nodes.get(tensor.partition(":")[0])
@@ -223,7 +221,7 @@ class Frame:
         return self._shape_of(tensor_name(tensor))
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        return None if tensor in self._seeds else self._constants.value(tensor)
+        return None if tensor in self._known else self._constants.value(tensor)
 
     def _variable(self, tensor: str) -> tf.compat.v1.NodeDef | None:
         """Returns the VarHandleOp node behind a resource tensor, or None."""
@@ -232,87 +230,33 @@ class Frame:
             node = self.producer(node.input[0])
         return node if node is not None and node.op == "VarHandleOp" else None
 
-    def fact(self, tensor: str) -> Fact:
-        """Returns the fact of one tensor, computed on demand and cached."""
-        name, _, index = tensor.partition(":")
-        self.follow(name)
-        return self._output(name, int(index or 0))
-
-    def follow(self, name: str) -> None:
-        """Computes the facts of all outputs of a node."""
-        while name not in self._facts:
-            self._evaluate(name)
-            self._check_loops()
-
     def draws_within(self, node: str) -> dict[DrawAt, RowsOfDraw | None]:
         """Returns the random ops found so far in functions called by a node."""
         within = f"{self.tag}{node}:0>"
         return {at: drawn for at, drawn in self._library.draws.items() if at[0].startswith(within)}
 
-    def _check_loops(self) -> None:
-        """Checks the assumed facts of TF1 loop variables (NextIteration).
+    def _assume(self, node: tf.compat.v1.NodeDef) -> Fact:
+        return Unvisited()
 
-        If one is wrong, corrects it and clears the cache.
-        """
-        while pending := [name for name in self._loop_facts if name not in self._checked_loops]:
-            name = pending[0]
-            source = _data_inputs(self._nodes[name])[0]
-            if _node_of(source) not in self._facts:
-                self._evaluate(_node_of(source))
-            result, assumed = self._output(*_split(source)), self._loop_facts[name]
-            self._checked_loops.add(name)
-            if result != assumed and not isinstance(
-                assumed, UnknownFact
-            ):  # an unknown fact stays valid for every loop value
-                first = isinstance(assumed, Unvisited)
-                changes = UnknownFact(
-                    f"node '{name}' (NextIteration): the layout of the value changes between iterations of its loop"
-                )
-                self._loop_facts[name] = result if first and not names_a_sum(result) else changes
-                self._checked_loops.clear()
-                self._facts.clear()
-                return
+    def _correct(self, node: tf.compat.v1.NodeDef, assumed: Fact, found: Fact) -> Fact:
+        if isinstance(assumed, UnknownFact):  # it stays valid for every loop value
+            return assumed
+        if isinstance(assumed, Unvisited) and not names_a_sum(found):
+            return found
+        return UnknownFact(
+            f"node '{node.name}' ({node.op}): the layout of the value changes between iterations of its loop"
+        )
 
-    def _output(self, name: str, index: int) -> Fact:
-        if name in self._seeded and (seed := self._seeds.get(f"{name}:{index}")) is not None:
-            return seed
-        result = self._facts[name]
-        return result[index] if isinstance(result, list) else result
+    def _in_cycle(self, node: tf.compat.v1.NodeDef) -> Fact:
+        return UnknownFact(f"node '{node.name}' ({node.op}): it is part of an unsupported loop in the graph")
 
-    def _evaluate(self, root: str) -> None:
-        """Evaluates a node and its inputs depth first.
-
-        Uses an explicit stack because graphs exceed Python's recursion limit.
-        """
-        stack, open_nodes = [root], set()
-        while stack:
-            name = stack[-1]
-            if name in self._facts:
-                stack.pop()
-                continue
-            node = self._nodes[name]
-            sources = [] if node.op == "NextIteration" else _data_inputs(node)
-            missing = [source for source in map(_node_of, sources) if source not in self._facts]
-            if missing and name not in open_nodes:
-                open_nodes.add(name)
-                stack.extend(missing)
-                continue
-            stack.pop()
-            if missing:
-                self._facts[name] = UnknownFact(
-                    f"node '{name}' ({node.op}): it is part of an unsupported loop in the graph"
-                )
-            else:
-                self._facts[name] = self._apply(node, sources)
-
-    def _apply(self, node: tf.compat.v1.NodeDef, sources: list[str]) -> Fact | list[Fact]:
-        if node.op == "NextIteration":
-            return self._loop_facts.setdefault(node.name, Unvisited())
-        facts = [self._output(*_split(source)) for source in sources]
+    def _evaluate(self, node: tf.compat.v1.NodeDef, sources: list[str]) -> Fact | list[Fact]:
+        facts = [self._output(source) for source in sources]
         if node.name in self._all_reduces:
             return self._all_reduced(self._all_reduces[node.name], facts[0])
         rule = TABLE.get(node.op)
-        in_loop = loop_value(OpContext(node, sources, facts, self), is_stateless(node.op))
+        ctx = OpContext(node, sources, facts, self)
+        in_loop = loop_value(ctx, is_stateless(node.op))
         if in_loop is not None:
             return in_loop
         if node.op not in NOT_FOLDED and (rule is not None or _is_stateless(node.op)):
@@ -320,7 +264,6 @@ class Frame:
                 return REPLICATED
             if (made := common_noise(facts) or common_generator_state(facts)) is not None:
                 return made
-        ctx = OpContext(node, sources, facts, self)
         if rule is None and self._library.has(node.op):
             return self.call(ctx, node.op, facts, sources)
         if rule is None:
@@ -333,7 +276,7 @@ class Frame:
     def _all_reduced(self, all_reduce: InStepAllReduce, reduced: Fact) -> Fact:
         """Returns the fact of an in-step all-reduce, or of the rows gathered by it."""
         first = all_reduce.of or all_reduce.node
-        before = self.fact(tensor_name(_data_inputs(self._nodes[first])[0])) if first in self._nodes else None
+        before = self.fact(data_inputs(self._nodes[first])[0]) if first in self._nodes else None
         if before == REPLICATED:
             return reduced
         mixed_at = reduced.mixed_at if isinstance(reduced, Form) else None
@@ -361,7 +304,7 @@ class Frame:
         body = self._library.body(function, [self.shape(name) for name in shaped], handles)
         seeds = dict(zip(body.arguments, arguments, strict=True))
         tag = f"{ctx.named()}>{function}>"
-        frame = Frame(_by_name(body.graph_def), self._library, body.shape, seeds, tag)
+        frame = Frame(body.index.nodes, self._library, body.shape, seeds, tag)
         return leave([frame.fact(name) for name in body.outputs], ctx, tag)
 
 
@@ -377,22 +320,5 @@ def _number_of_outputs(node: tf.compat.v1.NodeDef) -> int:
     return len(node.attr["Tout" if "Tout" in node.attr else "T"].list.type)
 
 
-def _by_name(graph_def: tf.compat.v1.GraphDef) -> dict[str, tf.compat.v1.NodeDef]:
-    return {node.name: node for node in graph_def.node}
-
-
 def _is_stateless(op: str) -> bool:
     return is_stateless(op) and not draws_numbers(op)
-
-
-def _data_inputs(node: tf.compat.v1.NodeDef) -> list[str]:
-    return [tensor_name(name) for name in node.input if not name.startswith("^")]
-
-
-def _node_of(tensor: str) -> str:
-    return tensor.partition(":")[0]
-
-
-def _split(tensor: str) -> tuple[str, int]:
-    name, _, index = tensor.partition(":")
-    return name, int(index)

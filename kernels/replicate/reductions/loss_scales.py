@@ -16,6 +16,7 @@ from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.kernels.sums import ordered_sum
 from autodist.layout import Elements, Examples, Scalar, Total, Weight
 from autodist.layout.linearity import Linearity, find_linearity
+from autodist.layout.walk import data_inputs
 from autodist.placement.synchrony import SyncMode
 
 EXACT = tf.float64
@@ -197,13 +198,12 @@ class LossScales:
     def _other_readers(self, call: int, seen: Linearity) -> set[str]:
         """Returns run-once nodes that read a tensor proportional to the seed, other than the summed gradients."""
         reduced = {t for g in self._reducer.stages.gradients if g.call == call for t in g.tensors}
-        graph_index, once = self._reducer.step.graph_index, self._reducer.stages.once
-        found = set()
-        for name in seen.grades:
-            if name not in reduced and seen.depends(name):
-                readers = [c for c in graph_index.consumers[node_of(name)] if c in once]
-                found |= {c for c in readers if name in map(tensor, graph_index.nodes[c].input)}
-        return found
+        nodes = self._reducer.step.graph_index.nodes
+        return {
+            name
+            for name in self._reducer.stages.once
+            if any(read not in reduced and seen.depends(read) for read in data_inputs(nodes[name]))
+        }
 
     @cached_property
     def _needed(self) -> set[str]:

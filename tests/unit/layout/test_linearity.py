@@ -58,6 +58,7 @@ def test_is_proportional(function):
         (lambda s: tf.cast(tf.cast(s, tf.int32), tf.float32), "Cast"),
         (lambda s: tf.clip_by_value(s, 0.0, 0.1), "Minimum"),
         (lambda s: tf.cond(s > 0.5, lambda: s, lambda: -s), "Greater"),
+        (lambda s: tf.cond(s > 0.5, lambda: (1.0, s), lambda: (1.0, -s))[1], "Greater"),
         (lambda s: tf.while_loop(lambda k, a: k < 3, lambda k, a: (k + 1, a * s), (0, s))[1], "While"),
         (lambda s: tf.numpy_function(lambda x: x, [s], tf.float32), "PyFunc"),
     ],
@@ -66,6 +67,36 @@ def test_is_nonlinear(function, op):
     grade, ops = graded(function)
     assert grade is Grade.NONLINEAR
     assert op in ops or (op == "While" and "StatelessWhile" in ops)
+
+
+@pytest.mark.parametrize(
+    "first, body, grade",
+    [
+        (lambda s: s, lambda s, a: a * 2.0, Grade.LINEAR),
+        (lambda s: tf.zeros([]), lambda s, a: a + s, Grade.LINEAR),
+        (lambda s: s, lambda s, a: a * s, Grade.NONLINEAR),
+        (lambda s: tf.ones([]), lambda s, a: a + s, Grade.NONLINEAR),
+    ],
+)
+def test_a_loop_of_tensorflow_1_is_graded_until_its_variables_stay(first, body, grade):
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        found, ops = graded(
+            lambda s: tf.compat.v1.while_loop(lambda k, a: k < 3, lambda k, a: (k + 1, body(s, a)), (0, first(s)))[1]
+        )
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+    assert found is grade and bool(ops) == (grade is Grade.NONLINEAR)
+
+
+def test_a_long_chain_of_sums_is_not_followed_by_recursion():
+    def added(seed):
+        zero = tf.zeros([])
+        for _ in range(1500):
+            zero = tf.raw_ops.AddV2(x=zero, y=zero)
+        return seed + zero
+
+    assert graded(added) == (Grade.LINEAR, [])
 
 
 def test_what_only_has_its_shape_does_not_depend_on_it():

@@ -86,7 +86,7 @@ def test_packed_values_are_unpacked_unchanged_and_pieces_have_the_whole_length(s
         editor.add(node)
     with subgraph(editor, "b") as f:
         flat = bucket.pack(f)
-        whole = [tf.identity(t) for t in bucket.unpack(flat)]
+        whole = [tf.identity(t) for t in bucket.unpack(f, flat)]
     assert flat.shape.as_list() == [sum(bucket.lengths)]
     assert sum(bucket.cut(count)) == sum(bucket.lengths) and len(bucket.cut(count)) == count
     assert all(piece % bucket.step == 0 for piece in bucket.cut(count))
