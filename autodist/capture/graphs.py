@@ -1,4 +1,4 @@
-"""Questions about TensorFlow graphs: their kind, and their nodes with those of functions."""
+"""Queries on TensorFlow graphs: the kind of a graph, and its nodes with those of its functions."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class Loop:
     def add(self, data: PositionedSource) -> None:
         """Registers a new data set or sampler, and resumes it at the position of the earlier run.
 
-        They are matched by order of creation. One that is created after the first step may be new in each epoch, and
-        has no position.
+        Data sets and samplers of two runs are matched by order of creation. One that is created after the first step
+        may be new in each epoch, so it has no position.
         """
         if self._has_begun:
             data.on_request = self._on_late_request
@@ -113,7 +113,7 @@ class Loop:
     # --------------------------------------------------------------------------------------------------------------
 
     def _on_request(self) -> None:
-        """Called at each request for a batch; the first request after a step starts the next turn of the loop."""
+        """Called at each request for a batch; the first request after a step starts the next iteration of the loop."""
         if self._has_requested:
             return
         self._has_requested = True

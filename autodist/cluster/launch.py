@@ -190,7 +190,7 @@ class StoppedProcessCheck:
     def is_stopped(self) -> bool:
         """Returns True if the process is stopped and has not run since the last call.
 
-        A single look is not enough: tools that limit a process's CPU time stop it many times a second.
+        A single check is not enough: tools that limit a process's CPU time stop it many times a second.
         """
         before, self._last_state = self._last_state, _state_of(self._process)
         return self._last_state is not None and self._last_state == before and self._last_state[0] in _STOPPED
