@@ -74,12 +74,16 @@ class AllReduceNotes:
 
     def _standing_for(self, value: tf.Tensor, shape: tf.TensorShape, whole: InStepAllReduce) -> tf.Tensor:
         @tf.custom_gradient
-        def standing_for(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def standing_for(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
             made = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape, name=SUM_NAME)
             noted = replace(whole, node=made.op.name)
             self.sums.append(RecordedAllReduce(made.graph, noted))
             gradient = replace(noted, of=noted.of or noted.node, how=_GRADIENTS[whole.how])
-            return made, lambda upstream: self._standing_for(upstream, value.shape, gradient)
+
+            def backward(upstream: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+                return self._standing_for(tf.convert_to_tensor(upstream), value.shape, gradient)
+
+            return made, backward
 
         return standing_for(value)
 

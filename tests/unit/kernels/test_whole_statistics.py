@@ -82,6 +82,13 @@ def correlations(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum((found - tf.eye(2, dtype=made.dtype)) ** 2)
 
 
+def apart_from_the_means_of_classes(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Looks up rows of the means, so that their gradient has rows (IndexedSlices)."""
+    classes = tf.cast(x[:, 0] > 3.0, tf.int32)
+    means = tf.math.unsorted_segment_mean(made, classes, 2)
+    return tf.reduce_mean((made - tf.gather(means, classes)) ** 2) + 0.1 * tf.reduce_mean(means**2)
+
+
 def behind_a_step_of_descent(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """A meta-gradient through an update computed from the whole batch, twice."""
     taught = tf.constant([[0.5], [-0.3]], made.dtype)
@@ -100,6 +107,7 @@ LOSSES = [
     far_from_the_mean_of_some,
     beside_their_sum,
     beside_what_is_mapped_at_once,
+    apart_from_the_means_of_classes,
     behind_a_step_of_descent,
 ]
 
