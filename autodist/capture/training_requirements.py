@@ -21,7 +21,7 @@ from autodist.placement.partitioning import listed
 log = logging.getLogger("autodist")
 
 _CONTROL_FLOW = sorted(having(Trait.LOOP | Trait.BRANCH))
-_ACCUMULATORS = {"ConditionalAccumulator", "ResourceConditionalAccumulator", "SparseConditionalAccumulator"}
+_ACCUMULATORS = having(Trait.ACCUMULATOR)
 
 _NONE = (
     "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autodist.graph.ops import FactorRule, ReducedBy, factor_rule, linear_operands
+from autodist.graph.ops import FactorRule, ReducedBy, Trait, factor_rule, having, linear_operands
 from autodist.layout.combine import Divided, Operand, divided, has_rows
 from autodist.layout.degree import add_forms, common_scale, factors_of, is_intensive, is_neutral, weakest
 from autodist.layout.factors import NONE, Factors, describe, power, times
@@ -25,6 +25,9 @@ from autodist.layout.facts import (
 )
 from autodist.layout.op_context import OpContext
 from autodist.layout.vanishing import NO_WEIGHT, vanish_with
+
+_SUMS = having(Trait.REDUCES) & having(Trait.COMBINES)
+"""Reductions whose results are sums or means."""
 
 NO_SUM = "it reduces over the batch, which is neither a sum nor a mean"
 
@@ -107,7 +110,7 @@ def _result(ctx: OpContext, joined: Divided, scale: Factors, index: int) -> Fact
         return Form(rows, scale, joined.mixed_at)
     if reduced is ReducedBy.MEAN:
         scale = times(scale, power(joined.rows.count, 1), -1)
-    if ctx.node.op in ("Sum", "Mean") and not vanish_with(ctx, 0, scale):
+    if ctx.node.op in _SUMS and not vanish_with(ctx, 0, scale):
         return ctx.unknown(NO_WEIGHT)
     if reduced in (ReducedBy.SUM, ReducedBy.MEAN):
         return _summed(ctx, Form(Base.PARTIAL_SUM, scale, joined.mixed_at), index)

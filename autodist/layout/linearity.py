@@ -17,7 +17,7 @@ from autodist.layout.walk import GraphWalk, data_inputs
 
 _CALLS, _BRANCHES, _LOOPS = map(having, (Trait.CALL, Trait.BRANCH, Trait.LOOP))
 _BACK, _BY_SHAPES, _ZEROS = map(having, (Trait.BACK, Trait.BY_SHAPES, Trait.ZEROS))
-_KEEP_ZEROS = {*_CALLS, *_BRANCHES, *_LOOPS, "Cast", "Fill", "IdentityN"}
+_KEEP_ZEROS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.COPIES)
 """Ops without linear operands that may return zeros for zeros."""
 _SMALL = 64
 """Larger constants are not tested for zeros, unless one stored value fills them."""

@@ -220,17 +220,15 @@ class _Search:
 
 
 _PRODUCTS = having(Trait.PRODUCT) | {"LogicalAnd"}
-_LINEAR = (
-    having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS | Trait.REPEATS | Trait.QUOTIENT)
-    | {"Sum", "Mean", "Neg", "Transpose", "ExpandDims", "Squeeze"}
-)  # fmt: skip
+_LINEAR = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS | Trait.REPEATS | Trait.COMBINES | Trait.QUOTIENT)
 """Ops whose result is zero if their first operand is."""
 _ZERO_TO_ZERO = having(Trait.ZERO_TO_ZERO)
 _QUOTIENTS = having(Trait.QUOTIENT)
 _COMPARISONS = having(Trait.COMPARISON)
-_COMPARISONS_WITH_ZERO = {"Greater", "NotEqual"}
-_SUMS = having(Trait.ADDITION) | {"Sub", "AddN", "AccumulateNV2"}
-_SELECTIONS = {"Select", "SelectV2"}
+_SUMS = having(Trait.SUM)
+_SELECTIONS = having(Trait.SELECTS)
 _PASSING = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS)
 _GUARDS = {"Greater": (1, 2), "NotEqual": (1, 2), "Equal": (2, 1)}
 """For each comparison of the divisor with zero: the operand selected if it is nonzero, and the one if it is zero."""
+_COMPARISONS_WITH_ZERO = _GUARDS.keys() - {"Equal"}
+"""Comparisons that are False if the first operand is zero."""

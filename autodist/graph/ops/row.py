@@ -28,6 +28,8 @@ class Trait(enum.Flag):
     difference by a thousand.
     """
     ADDITION = enum.auto()
+    SUM = enum.auto()
+    """The sum of its operands, or their difference."""
     PRODUCT = enum.auto()
     QUOTIENT = enum.auto()
     WHOLE_QUOTIENT = enum.auto()
@@ -38,6 +40,11 @@ class Trait(enum.Flag):
     """Its batch degree is that of its first operand: a mean, a selection of elements."""
     LEVELS = enum.auto()
     """Its batch degree is that of its operands, all of equal degree: a sum of tensors, a choice between them."""
+
+    SELECTS = enum.auto()
+    """Each element is that of one of the last two operands, by the condition in the first."""
+    COMBINES = enum.auto()
+    """Its elements are sums of elements of its first operand, each with a constant coefficient."""
 
     REDUCES = enum.auto()
     """Reduces elements along some axes, so that results for parts of them determine the result."""
@@ -52,6 +59,8 @@ class Trait(enum.Flag):
     """The same elements in the same order, in another shape or with a checked shape."""
     CASTS = enum.auto()
     """The same numbers in another dtype."""
+    COPIES = enum.auto()
+    """Returns elements of its inputs as they are or cast, which the column `linear` does not express."""
     REPEATS = enum.auto()
     """The elements of its first input, some of them repeated."""
     SLICES = enum.auto()
@@ -111,6 +120,8 @@ class Trait(enum.Flag):
     ITERATOR_GET = enum.auto()
     QUEUE_GET = enum.auto()
     """Takes data from a queue, or from an iterator that may be exhausted."""
+    ACCUMULATOR = enum.auto()
+    """Keeps the sum of gradients of several steps."""
 
     # -- random numbers --
 

@@ -11,13 +11,13 @@ from autodist.graph.ops.row import SECOND_HALF, Row, Trait, linear, product
 _EACH = Trait.ELEMENTWISE
 _ZERO = _EACH | Trait.ZERO_TO_ZERO
 _EXACT = _EACH | Trait.EXACT
-_SELECTS = Trait.EXACT | Trait.LEVELS
+_SELECTS = Trait.EXACT | Trait.LEVELS | Trait.SELECTS
 
 ROWS = (
     # -- elementwise arithmetic --
-    Row("Add AddV2", _EXACT | Trait.ADDITION | Trait.LEVELS, linear()),
-    Row("AddN Sub", _EXACT | Trait.LEVELS, linear()),
-    Row("AccumulateNV2", linear=linear(), factors=moves.elementwise),
+    Row("Add AddV2", _EXACT | Trait.ADDITION | Trait.SUM | Trait.LEVELS, linear()),
+    Row("AddN Sub", _EXACT | Trait.SUM | Trait.LEVELS, linear()),
+    Row("AccumulateNV2", Trait.SUM, linear=linear(), factors=moves.elementwise),
     Row("Maximum Minimum", _EXACT | Trait.LEVELS),
     Row("SelectV2", _EACH | _SELECTS, linear(but=(0,))),
     Row("Select", _SELECTS, linear(but=(0,)), factors=moves.select),
@@ -30,8 +30,8 @@ ROWS = (
     Row("PreventGradient", _ZERO | Trait.IDENTITY, linear(0)),
     Row("Snapshot", _EACH | Trait.IDENTITY | Trait.MEASURES, linear(0)),
     Row("RefIdentity DebugIdentityV2 DebugIdentityV3 DeepCopy", linear=linear(0), factors=moves.elementwise),
-    Row("Cast", _ZERO | Trait.CASTS | Trait.MEASURES),
-    Row("Neg", _ZERO | _EXACT | Trait.MEASURES, linear(0)),
+    Row("Cast", _ZERO | Trait.CASTS | Trait.COPIES | Trait.MEASURES),
+    Row("Neg", _ZERO | _EXACT | Trait.COMBINES | Trait.MEASURES, linear(0)),
     Row("Abs", _ZERO | _EXACT | Trait.MEASURES),
     Row("Sign Sqrt Square", _ZERO | _EXACT),
     Row("Asin Asinh Atan Atanh Ceil Elu Erf Expm1 Floor LeakyRelu Log1p Relu Relu6 Rint Round Selu Sin Sinh", _ZERO),
@@ -65,7 +65,7 @@ ROWS = (
     Row("Squeeze", Trait.RESHAPES | Trait.MEASURES, linear(0), factors=moves.squeeze),
     Row("BroadcastTo", Trait.REPEATS | Trait.MEASURES, linear(0), factors=moves.broadcast_to),
     Row("Tile", Trait.REPEATS, linear(0), factors=moves.tile),
-    Row("Transpose", Trait.MEASURES, linear(0), factors=moves.transpose),
+    Row("Transpose", Trait.COMBINES | Trait.MEASURES, linear(0), factors=moves.transpose),
     Row("ConjugateTranspose", linear=linear(0), factors=moves.transpose),
     Row("ReverseV2", linear=linear(0), factors=moves.at_axes(1)),
     Row("Roll", linear=linear(0), factors=moves.at_axes(2)),
@@ -87,6 +87,7 @@ ROWS = (
     Row("MirrorPadGrad", linear=linear(0), factors=moves.pad),
     Row("TileGrad DataFormatVecPermute", linear=linear(0)),
     Row("TensorScatterAdd TensorScatterSub TensorScatterUpdate", linear=linear(0, 2)),
+    Row("Fill IdentityN", Trait.COPIES),
     Row("OneHot", factors=moves.one_hot),
     Row("Pack", linear=linear(), factors=moves.pack),
     Row("ParallelConcat", linear=linear()),
@@ -104,9 +105,9 @@ ROWS = (
     Row("DynamicStitch ParallelDynamicStitch", Trait.OF_SHAPES, linear=SECOND_HALF),
     Row("SparseToDense", linear=linear(2, 3)),
     # Reductions.
-    Row("Sum", Trait.REDUCES, linear=linear(0), factors=products.reduction(ReducedBy.SUM)),
+    Row("Sum", Trait.REDUCES | Trait.COMBINES, linear(0), factors=products.reduction(ReducedBy.SUM)),
     Row("SparseReduceSum", linear=linear(1)),
-    Row("Mean", Trait.REDUCES | Trait.MEASURES, linear(0), factors=products.reduction(ReducedBy.MEAN)),
+    Row("Mean", Trait.REDUCES | Trait.COMBINES | Trait.MEASURES, linear(0), factors=products.reduction(ReducedBy.MEAN)),
     Row("Max", Trait.REDUCES | Trait.MEASURES | Trait.EXTREME, factors=products.reduction(ReducedBy.MAX)),
     Row("Min", Trait.REDUCES | Trait.MEASURES | Trait.EXTREME, factors=products.reduction(ReducedBy.MIN)),
     Row("Any", Trait.REDUCES, factors=products.reduction(ReducedBy.MAX)),
@@ -251,6 +252,7 @@ ROWS = (
     Row("IteratorGetNext IteratorGetNextSync", Trait.ITERATOR_GET),
     Row("IteratorGetNextAsOptional QueueDequeue QueueDequeueV2 QueueDequeueMany", Trait.QUEUE_GET),
     Row("QueueDequeueManyV2 QueueDequeueUpTo QueueDequeueUpToV2", Trait.QUEUE_GET),
+    Row("ConditionalAccumulator ResourceConditionalAccumulator SparseConditionalAccumulator", Trait.ACCUMULATOR),
     # Random numbers.
     Row("RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal", Trait.SEEDED),
     Row("ParameterizedTruncatedNormal Multinomial RandomGamma RandomPoisson RandomPoissonV2", Trait.SEEDED),

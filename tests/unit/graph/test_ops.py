@@ -33,7 +33,7 @@ EXCEPTIONS = {
         "capture/loss_decomposition.py",
         frozenset({"Const", "ReadVariableOp"}),
     ): "all that is alike everywhere by itself",
-    ("layout/choices.py", frozenset({"Greater", "NotEqual", "Equal"})): "an idiom: `where(s > 0, a / s, 0)`",
+    ("layout/vanishing.py", frozenset({"Greater", "NotEqual", "Equal"})): "an idiom: `where(s > 0, a / s, 0)`",
     ("layout/images.py", frozenset({"Minimum", "Maximum"})): "an idiom: `minimum(maximum(x, n), n)`",
     ("finish/compilable.py", frozenset({"Stack", "TensorArray"})): "what names begin with",
     ("rows/gather_rows.py", frozenset({"GatherV2", "Shape"})): "what the kernel rewrites, each into another op",
