@@ -134,19 +134,28 @@ def test_counters_count_once(shape):
     assert found.variable("count") == 3
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
-def test_a_scatter_outside_the_update_is_refused(shape):
+def step_that_scatters(scatter):
     state, weight = variable("state", 4), variable("w", 4, 1)
 
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(x @ weight)
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        state.scatter_add(tf.IndexedSlices(tf.reduce_sum(x)[None], tf.constant([0])))
+        getattr(state, scatter)(tf.IndexedSlices(tf.reduce_sum(x)[None], tf.constant([0])))
         return loss
 
-    captured = capture(step, *batches(4)[0])
-    with pytest.raises(RewriteError, match="state by ResourceScatter"):
+    return step
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
+def test_a_sum_scattered_outside_the_update_is_that_of_one_device(shape):
+    check(step_that_scatters("scatter_add"), batches(4, 2), shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
+def test_a_product_scattered_outside_the_update_is_refused(shape):
+    captured = capture(step_that_scatters("scatter_mul"), *batches(4)[0])
+    with pytest.raises(RewriteError, match="state by ResourceScatterMul"):
         rewritten(captured, plan(captured.step, *shape))
 
 
