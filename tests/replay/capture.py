@@ -320,6 +320,28 @@ def _update_by_loss() -> Step:
     return in_one_process.capture(step, np.zeros((4, 3))).step
 
 
+def _scattered_state() -> Step:
+    """State whose rows are written: counts of classes, and a queue of the last rows of all replicas."""
+    weight = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="weight")
+    counts = tf.Variable(np.zeros(4), trainable=False, name="counts")
+    queue = tf.Variable(np.zeros([8, 2]), trainable=False, name="queue")
+    place = tf.Variable(0, trainable=False, name="place")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        classes = tf.cast(tf.clip_by_value(tf.floor(x[:, 0] + 2.0), 0, 3), tf.int32)
+        counts.scatter_add(tf.IndexedSlices(tf.ones_like(x[:, 0]), classes))
+        rows = tf.distribute.get_replica_context().all_gather(x @ tf.stop_gradient(weight), 0)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight @ tf.transpose(queue + 1.0)))
+        count = tf.shape(rows)[0]
+        queue.scatter_update(tf.IndexedSlices(rows, (place + tf.range(count)) % 8))
+        place.assign((place + count) % 8)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    return in_one_process.capture(step, np.zeros((4, 3))).step
+
+
 def _whole_sums(make: Callable[[], Callable[..., object]]) -> Step:
     return in_one_process.capture(make(), np.zeros((4, 3)), is_global=True).step
 
@@ -353,6 +375,7 @@ OF_TESTS: Mapping[str, Callable[[], Step | StoredStep]] = {
     "momentum_and_counter": _momentum_and_counter,
     "rmsprop": _rmsprop,
     "sampled_classes": _sampled_classes,
+    "scattered_state": _scattered_state,
     "sums_asked_of_distribute": lambda: _whole_sums(whole_sum_steps.asked_of_distribute),
     "sums_in_adversaries": lambda: _whole_sums(whole_sum_steps.adversaries),
     "sums_in_masked_loss": lambda: _whole_sums(whole_sum_steps.masked_loss),

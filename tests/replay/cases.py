@@ -137,6 +137,7 @@ _PAIRS: Mapping[str, str] = {
     "momentum_and_counter": "uneven_partitioned_ps 3x1, stale 2x1",
     "rmsprop": "partitioned_ar 2x1, asynchronous_bounded 3x1",
     "sampled_classes": "parallax 2x1",
+    "scattered_state": "shuffle 2x1",
     "step_cotangents_adversarial": "shuffle 2x2",
     "step_cotangents_clip_gradient_of_weights": "shuffle 2x1",
     "step_cotangents_clip_under_a_mask": "ps 2x1",

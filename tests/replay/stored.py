@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.graph.in_step_all_reduce import InStepAllReduce
+from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
 from autodist.graph.parts import Aggregation, GradientCall, RowJoin, Term, Variable, VariableGradient
 from autodist.graph.step import CapturedStep, Step
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel
@@ -134,10 +134,14 @@ def _term(parts: list[int], **same: Any) -> Term:
     return Term(parts=tuple(parts), **same)
 
 
+def _all_reduce(how: str = InStepAllReduceKind.SUM.value, **same: Any) -> InStepAllReduce:
+    return InStepAllReduce(how=InStepAllReduceKind(how), **same)
+
+
 _PARTS: Mapping[str, Callable[..., Any]] = {
     "variables": _variable,
     "gradients": _gradient,
     "gradient_calls": _call,
-    "in_step_all_reduces": InStepAllReduce,
+    "in_step_all_reduces": _all_reduce,
 }
 """Fields of a Step that hold parts of a kind, and the constructor of such a part."""

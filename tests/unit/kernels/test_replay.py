@@ -109,7 +109,9 @@ def test_every_kernel_leaves_a_whole_step(strategy):
     assert replay(case).fault is None, str(case)
 
 
-@pytest.mark.parametrize("name", ["aggregations", "update_by_loss", "step_cotangents_clip_under_a_mask"])
+@pytest.mark.parametrize(
+    "name", ["aggregations", "scattered_state", "update_by_loss", "step_cotangents_clip_under_a_mask"]
+)
 def test_a_captured_step_is_the_same_once_it_was_stored(name, monkeypatch, tmp_path):
     monkeypatch.setattr(stored, "FOLDER", tmp_path)
     step = capture(name)[name]
