@@ -225,7 +225,7 @@ class Run:
     def start(self) -> None:
         """Connects this worker to the others, and makes its session."""
         config = session_config(self.spec.workers, self.index)
-        self._graph_runners = GraphRunners(self._peers.join(config), config)
+        self._graph_runners = GraphRunners(self._peers.join(config), config, self.index, self.workers)
         if self._awaited_buffers is not None:
             self._graph_runners.persistent_buffers.resume(self._awaited_buffers)
         beside = self._graph_runners.control
@@ -274,7 +274,11 @@ class Run:
         Sessions without a running call stay open, since exit handlers of the script may read variables.
         """
         self.coordination.end_reading()
-        if self._graph_runners is not None and not (self._peers.is_idle and self.updates.is_idle):
+        if self._graph_runners is None:
+            return
+        if self._peers.is_idle and self.updates.is_idle:
+            self._graph_runners.transport.close(_END_LIMIT)
+        else:
             self._graph_runners.end_runs()
             self._peers.wait_until_idle(_END_LIMIT)
 

@@ -7,7 +7,8 @@ import pathlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from autodist.graph.imported import ImportedGraph
 from autodist.runtime.clocks import against
 from autodist.runtime.persistent_buffers import PersistentBuffers
 from autodist.runtime.timeline import TracedRuns, shared_queues
+from autodist.runtime.transport import Transport
 
 COLLECTIVE_KEY = 1
 """Graph key of every run with collectives; workers share step ids in these runs only."""
@@ -30,11 +32,18 @@ class GraphRunner:
     Args:
         target: target of the in-process server; "" without a server.
         config: config of the session.
+        lost: returns the error of another worker's loss that made a run fail; None if there was none.
     """
 
-    def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
+    def __init__(
+        self,
+        target: str,
+        config: tf.compat.v1.ConfigProto,
+        lost: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
         self.graph = ImportedGraph()
         self.session = tf.compat.v1.Session(target, graph=self.graph, config=config)
+        self._lost = lost
         self._lock = threading.Lock()
         self._closed = False
 
@@ -60,7 +69,7 @@ class GraphRunner:
             run = self.callable_with_options(outputs, operations, feeds, has_collectives)
             return TracedRuns(run, options, trace, lambda: shared_queues(self.graph), self._metadata)
         taking = [self.graph.get_tensor_by_name(name) for name in feeds]
-        return DirectRun(self.session, outputs, operations, taking, options)
+        return DirectRun(self.session, outputs, operations, taking, options, self._lost)
 
     def _metadata(self) -> dict[str, Any]:
         """Returns a trace's metadata: the number of workers, and the offset of its clock from the chief's."""
@@ -92,7 +101,8 @@ class GraphRunner:
             merged = _options(has_collectives)
             if options is not None:
                 merged.MergeFrom(options)
-            found: list[np.ndarray] = run(*values, options=merged, run_metadata=run_metadata)[0]
+            with _naming_lost_worker(self._lost):
+                found: list[np.ndarray] = run(*values, options=merged, run_metadata=run_metadata)[0]
             return found
 
         return call
@@ -130,6 +140,7 @@ class DirectRun:
         operations: targets that run without a result.
         feeds: tensors that are fed.
         options: options of every run.
+        lost: returns the error of another worker's loss that made a run fail; None if there was none.
     """
 
     def __init__(
@@ -139,6 +150,7 @@ class DirectRun:
         operations: Sequence[tf.Operation],
         feeds: Sequence[tf.Tensor],
         options: tf.compat.v1.RunOptions,
+        lost: Callable[[], BaseException | None] = lambda: None,
     ) -> None:
         different = list(dict.fromkeys(t.name for t in outputs))
         self._positions = [different.index(t.name) for t in outputs]
@@ -148,7 +160,7 @@ class DirectRun:
         )
         # TensorFlow refuses an empty run; another worker's part of a run may be empty.
         is_nothing = not outputs and not operations
-        self._session = session
+        self._session, self._lost = session, lost
         self._run = (lambda *values: []) if is_nothing else session._make_callable_from_options(callable_options)
 
     def __call__(self, *values: Any) -> list[np.ndarray]:
@@ -159,7 +171,8 @@ class DirectRun:
             ClusterError: the session is closed, because the run has ended.
         """
         try:
-            values_found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
+            with _naming_lost_worker(self._lost):
+                values_found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
         except tf.errors.CancelledError:
             if not self._session._closed:
                 raise
@@ -168,6 +181,18 @@ class DirectRun:
                 "called after the run's end: register it later, or make the step earlier."
             ) from None
         return [values_found[k] for k in self._positions]
+
+
+@contextmanager
+def _naming_lost_worker(lost: Callable[[], BaseException | None]) -> Iterator[None]:
+    """Context of a run: raises the loss of another worker in place of the end of the inbox that it has filled."""
+    try:
+        yield
+    except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
+        cause = lost()
+        if cause is None:
+            raise
+        raise cause from None
 
 
 class _Feed:
@@ -200,16 +225,23 @@ class GraphRunners:
     Args:
         target: target of the in-process server; "" with one worker, which has no server.
         config: config of the sessions.
+        worker: this worker.
+        workers: number of workers.
     """
 
-    def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
+    def __init__(self, target: str, config: tf.compat.v1.ConfigProto, worker: int = 0, workers: int = 1) -> None:
         self._target, self._config = target, config
         self._lock = threading.Lock()
         self._initialized: set[str] = set()
         self._steps = 0
-        self.control = GraphRunner(target, _without_optimization(config) if target else config)
+        plain = _without_optimization(config) if target else config
+        self.control = GraphRunner(target, plain)
         """Runs small graphs: control messages, and transfers of variable values."""
         self._opened = [self.control]
+        self.transport = Transport(
+            worker, workers, lambda graph: tf.compat.v1.Session(target, graph=graph, config=plain)
+        )
+        """Brings the messages of other workers' steps."""
         self.persistent_buffers = PersistentBuffers()
         """Persistent buffers of the kernels on this worker."""
 
@@ -219,7 +251,7 @@ class GraphRunners:
             self._steps += 1
             graph_runner = self.control
             if self._target:
-                graph_runner = GraphRunner(self._target, self._config)
+                graph_runner = GraphRunner(self._target, self._config, lambda: self.transport.failure)
                 self._opened.append(graph_runner)
             prefix = f"step_{self._steps}"
             graph_runner.graph.import_nodes(graph_def, prefix)
@@ -236,6 +268,7 @@ class GraphRunners:
 
     def close(self) -> None:
         """Closes the sessions. May be called twice."""
+        self.transport.close()
         for graph_runner in reversed(self._opened):
             graph_runner.close()
 
@@ -246,6 +279,7 @@ class GraphRunners:
 
     def end_runs(self) -> None:
         """Ends the runs of abandoned sessions, as far as that is possible within half a second."""
+        self.transport.close(_END_LIMIT)
         closing = [threading.Thread(target=e.session.close, name="autodist-closing", daemon=True) for e in self._opened]
         for thread in closing:
             thread.start()

@@ -1,4 +1,4 @@
-"""Communicator: transfers of tensors between the workers of a group, through queues with one source and one reader."""
+"""Communicator: messages between the workers of a group, through an outbox of the source and an inbox of the reader."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import chain, islice
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
+from autodist.graph.inboxes import SOURCE
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context
 from autodist.placement.group import Group
@@ -26,8 +27,10 @@ Received = dict[int, list[tf.Tensor]]
 class Communicator:
     """Sends and receives tensors of one group within one subgraph.
 
-    A message has a source, a reader and a tag, which all its workers know alike. A send waits only for its tensors and
-    for `after`, not for control dependencies of the subgraph.
+    A message has a source, a reader and a tag, which all its workers know alike. Its source puts it into a queue of its
+    own, the outbox. The reader takes it from a queue of its own, the inbox, to which `runtime.transport` brings it. A
+    step therefore runs on its worker alone. A send waits only for its tensors and for `after`, not for control
+    dependencies of the subgraph.
 
     Attributes:
         f: the builder of the subgraph.
@@ -64,7 +67,7 @@ class Communicator:
         put = self.f.add(
             nodes.put, f"{name}_enqueue", [handle, *map(self.f.name, tensors)], [self.f.after(after)] if after else ()
         )
-        put.device = self.context.cpu(to)
+        put.device = self.context.cpu(self.me)
         self.effects.append(put.name)
 
     def receive(self, source: int, tag: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
@@ -155,8 +158,10 @@ class Communicator:
         nodes = _nodes_for(tuple(t.dtype for t in like))
         name = self.f.graph.unique_name("fifo_queue")
         queue = self.f.add(nodes.queue, name, ())
-        queue.device = self.context.cpu(to)
+        queue.device = self.context.cpu(self.me)
         queue.attr["capacity"].i = self.capacity
+        if source != self.me:
+            queue.attr[SOURCE].i = source
         queue.attr["shared_name"].s = self._shared_name(source, to, tag).encode()
         static = _known_shapes(like)
         if static is not None:
@@ -164,7 +169,7 @@ class Communicator:
         return name, queue.name, nodes
 
     def _queue(self, source: int, to: int, tag: str, like: Sequence[tf.Tensor]) -> tf.queue.FIFOQueue:
-        with tf.device(self.context.cpu(to)):
+        with tf.device(self.context.cpu(self.me)):
             return tf.queue.FIFOQueue(
                 self.capacity, [t.dtype for t in like], _known_shapes(like),
                 shared_name=self._shared_name(source, to, tag),

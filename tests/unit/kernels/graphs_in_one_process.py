@@ -13,7 +13,7 @@ from autodist.graph.names import node_of
 from autodist.graph.step import EXAMPLES, Step
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, Kernel, find_holders, only_sets, rewrite
 from autodist.proto import strategy_pb2
-from tests.unit.kernels.in_one_process import in_one_session
+from tests.unit.kernels.in_one_process import in_one_session, transfers_of
 from tests.unit.kernels.without_stacks import without_stacks
 
 v1 = tf.compat.v1
@@ -80,7 +80,8 @@ class Cluster:
         }
         if node_of(EXAMPLES) in {node.name for node in made.graph_def.node}:
             part[prefix + EXAMPLES] = len(next(iter(part.values())))
-        targets = [self.graph.get_operation_by_name(prefix + name) for name in made.targets]
+        names = (*made.targets, *transfers_of(made.graph_def))
+        targets = [self.graph.get_operation_by_name(prefix + name) for name in names]
         return Run([prefix + name for name in made.outputs], targets, part)
 
     def _run(self, runs: Sequence[Run]) -> list[list]:

@@ -2,7 +2,8 @@
 
 A direct session has one device, so devices are cleared, and each worker's nodes have a name of their own. TensorFlow
 identifies a variable or a queue by its worker and its `shared_name`; here the worker becomes part of the `shared_name`.
-All workers' steps then run in one `session.run`, and queues carry the same tensors as between machines.
+All workers' steps then run in one `session.run`, and queues carry the same tensors as between machines. In place of the
+endless loops of `runtime.transport`, each run moves one message to each inbox.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from autodist.batch.examples import share_of, take
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.compressors import Compressor
 from autodist.graph.imported import ImportedGraph
+from autodist.graph.inboxes import SOURCE, inboxes_of
 from autodist.graph.names import node_of
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.kernels import Context, rewrite
@@ -157,6 +159,7 @@ class Session:
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
         initial = in_shards(whole, self.items[0].partitionings)
         self.graph = ImportedGraph()
+        self._transfers = [transfers_of(item.graph_def) for item in self.items]
         for worker, item in enumerate(self.items):
             self.graph.import_nodes(in_one_session(item.graph_def), f"worker_{worker}")
         with self.graph.as_default(), without_stacks():
@@ -226,7 +229,7 @@ class Session:
         for worker, step in enumerate(self.items):
             feeds.update(self._feeds(worker, step, batch))
             fetches.append([f"worker_{worker}/{name}" for name in returned_by(step)])
-            run = (*step.targets, *step.background_nodes)
+            run = (*step.targets, *step.background_nodes, *self._transfers[worker])
             targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
         if metadata is not None:
@@ -296,9 +299,26 @@ def task_of_device(device: str) -> int:
     return task
 
 
+TRANSFER = "transfer"
+"""Name scope of the nodes that move a message to an inbox."""
+
+
+def transfers_of(graph_def: tf.compat.v1.GraphDef) -> list[str]:
+    """The nodes that move one message to each inbox of a step in one session."""
+    return [f"{TRANSFER}/{k}/put" for k in range(len(inboxes_of(graph_def)))]
+
+
 def in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """A worker's step for a session without devices, with the nodes of `transfers_of`."""
     out = tf.compat.v1.GraphDef()
     out.CopyFrom(graph_def)
+    queues = {node.attr["shared_name"].s.decode(): node for node in graph_def.node if SOURCE in node.attr}
+    for k, (name, inbox) in enumerate(inboxes_of(graph_def).items()):
+        with tf.Graph().as_default() as graph, tf.name_scope(f"{TRANSFER}/{k}"):
+            own = inbox.queue(queues[name].device)
+            message = inbox.queue(tf.DeviceSpec.from_string(queues[name].device).replace(task=inbox.source)).dequeue()
+            own.enqueue(message, name="put")
+        out.node.extend(graph.as_graph_def().node)
     for node in out.node:
         if "shared_name" in node.attr:
             node.attr["shared_name"].s = b"worker_%d/%s" % (task_of_device(node.device), node.attr["shared_name"].s)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autodist.graph.inboxes import inboxes_of
 from autodist.graph.names import node_of
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
@@ -52,10 +53,14 @@ def check_queues(items):
         for name, (types, shapes, device, uses) in queues_of(step, worker).items():
             source, to = map(int, name.rsplit("/", 2)[1:])
             assert len(uses) == 1, f"worker {worker} uses {name} by {uses}"
-            assert task_of_device(device) == to, f"{name} stands on {device}"
+            assert task_of_device(device) == worker, f"{name} of worker {worker} stands on {device}"
             way = "in" if "Enqueue" in uses[0] else "out"
             assert worker == (source if way == "in" else to), f"worker {worker} has the wrong end of {name}"
             ends[name].append((way, types, shapes))
+    for worker, step in enumerate(items):
+        for name, inbox in inboxes_of(step.graph_def).items():
+            assert (inbox.source, worker) == tuple(map(int, name.rsplit("/", 2)[1:])), f"{name} names its source wrongly"
+            assert ("out", *ends[name][0][1:]) in ends[name]
     for name, found in ends.items():
         assert Counter(way for way, *_ in found) == {"in": 1, "out": 1}, f"{name} has the ends {found}"
         assert found[0][1:] == found[1][1:], f"the ends of {name} differ: {found}"
@@ -68,7 +73,7 @@ def check_queues(items):
     workers=st.integers(2, 3),
     owners=st.dictionaries(st.sampled_from(VARIABLES), st.integers(0, 2)),
 )
-def test_every_queue_is_filled_by_one_worker_and_emptied_by_another(choices, workers, owners):
+def test_every_outbox_has_one_source_and_its_inbox_one_reader(choices, workers, owners):
     captured = capture(make_step(choices), *make_batches(0, [4])[0])
     strategy = plan(captured.step, workers, 1, {name: owner % workers for name, owner in owners.items()})
     check_queues(rewritten(captured, strategy))

@@ -1,0 +1,58 @@
+"""Inboxes: the queues of a step that are filled with messages of other workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.editor import NodeDef
+
+SOURCE = "_source"
+"""Attribute of an inbox's queue: the worker whose outbox, a queue of the same name there, the messages come from."""
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """A queue of this worker for the messages of one other worker under one tag.
+
+    Attributes:
+        name: the shared name of the inbox on the reader, and of the outbox on the source.
+        source: the worker that sends.
+        dtypes: of a message's tensors.
+        shapes: of these tensors; None if they are not all known.
+        capacity: of each of both queues.
+    """
+
+    name: str
+    source: int
+    dtypes: tuple[tf.DType, ...]
+    shapes: tuple[tf.TensorShape, ...] | None
+    capacity: int
+
+    @classmethod
+    def of(cls, node: NodeDef) -> Inbox:
+        """Returns the inbox of a queue's node, which has the attribute `SOURCE`."""
+        dtypes = tuple(tf.as_dtype(kind) for kind in node.attr["component_types"].list.type)
+        shapes = tuple(tf.TensorShape(shape) for shape in node.attr["shapes"].list.shape)
+        return cls(
+            node.attr["shared_name"].s.decode(), node.attr[SOURCE].i, dtypes, shapes or None, node.attr["capacity"].i
+        )
+
+    def queue(self, device: str) -> tf.queue.FIFOQueue:
+        """Returns the inbox or, on a device of the source, the outbox."""
+        with tf.device(device):
+            return tf.queue.FIFOQueue(self.capacity, self.dtypes, self.shapes, shared_name=self.name)
+
+    def describe(self, node: NodeDef) -> None:
+        """Makes a queue's node the inbox or, on the source's device, the outbox."""
+        node.attr["shared_name"].s = self.name.encode()
+        node.attr["capacity"].i = self.capacity
+        if self.shapes is not None:
+            node.attr["shapes"].list.shape.extend(shape.as_proto() for shape in self.shapes)
+
+
+def inboxes_of(graph_def: tf.compat.v1.GraphDef) -> dict[str, Inbox]:
+    """Returns the inboxes of a step, by name."""
+    found = (Inbox.of(node) for node in graph_def.node if node.op == "FIFOQueueV2" and SOURCE in node.attr)
+    return {inbox.name: inbox for inbox in found}
