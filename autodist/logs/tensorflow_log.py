@@ -36,7 +36,11 @@ _BY_FILE = {
     "mlir_graph_optimization_pass.cc": r"MLIR V1 optimization pass is not enabled",
     "coordination_service.cc": r"Initializing CoordinationService",
     "local_rendezvous.cc": r"Local rendezvous is aborting with status: (?:OUT_OF_RANGE: End of sequence|ABORTED: "
-    r"Cleanup \d+|CANCELLED: ).*",
+    r"(?:Cleanup \d+|Step \d+ cancelled|Stopping remaining executors)|CANCELLED: ).*|Local rendezvous recv item cancelled\. Key hash: \d+",
+    # The loops that bring messages are cancelled at the end of a run.
+    "grpc_worker_service.cc": r"RecvTensor cancelled for \d+",
+    "worker.cc": r"Cancellation requested for RunGraph\.",
+    "queue_base.cc": r"\S+: Skipping cancelled (?:dequeue|enqueue) attempt with queue not closed",
     # An attribute that TensorFlow's server adds to the op and its own runtime does not know.
     "node_def_util.cc": r"NodeDef mentions attribute keep_dims which is not in the op definition: "
     r"Op<name=Arg(?:Max|Min);.* Unknown attributes will be ignored\. NodeDef: .*",
@@ -65,10 +69,7 @@ def is_routine_line(line: str) -> bool:
 
 
 _INFORMS = re.compile(r"(?:I\d{4} |\d{4}-\S+ \S+: I ).*")
-_CANCELLED_WAIT = re.compile(
-    r".* queue_base\.cc:\d+\] \S+: Skipping cancelled (?:dequeue|enqueue) attempt with queue not closed"
-    r"|\t \[\[\{\{node .*\}\}\]\] \[type\.googleapis\.com/tensorflow\.DerivedStatus=''\]"
-)
+_CANCELLED_WAIT = re.compile(r"\t \[\[\{\{node .*\}\}\]\] \[type\.googleapis\.com/tensorflow\.DerivedStatus=''\]")
 
 
 def is_no_failure(line: str) -> bool:

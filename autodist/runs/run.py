@@ -258,12 +258,18 @@ class Run:
         return self._variable_slices
 
     def _close_session(self) -> None:
-        """Closes the connections to the other workers' servers, unless one may be gone: closing would hang."""
+        """Closes the connections to the other workers' servers, unless one may be gone: closing would hang.
+
+        Other workers than the chief close their transport when the chief has ended its script (`_end_threads`): its
+        server logs that.
+        """
         if self._graph_runners is None:
             return
         if not self._peers.have_joined or (self._peers.is_idle and self.updates.is_idle and not self.end.is_bad):
             self.variable_sync.close()
             self.coordination.close()
+            if self.index == 0:
+                self._graph_runners.transport.close()
             self._graph_runners.close()
         else:
             self._graph_runners.abandon()

@@ -10,6 +10,7 @@ from typing import NoReturn
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
 from autodist.logs.formatting import words_of
+from autodist.logs.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.peers import Peers
@@ -128,13 +129,15 @@ class RunEnd:
     def finish(self) -> None:
         """Ends the run at the end of the script: the chief waits for all workers, the others wait for the chief."""
         self._failed_step.close()
-        try:
-            self._finish()
-        except KeyboardInterrupt:
-            self._peers.abort(_INTERRUPTED)
-            raise
-        finally:
-            self._end_threads()
+        # The end of the transport fills TensorFlow's log. Other workers' agents filter their output all the time.
+        with quiet_tensorflow(self._is_chief and self._peers.have_joined):
+            try:
+                self._finish()
+            except KeyboardInterrupt:
+                self._peers.abort(_INTERRUPTED)
+                raise
+            finally:
+                self._end_threads()
 
     def _finish(self) -> None:
         try:

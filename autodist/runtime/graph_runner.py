@@ -267,8 +267,7 @@ class GraphRunners:
             self.persistent_buffers.begin(graph_runner.session, first)
 
     def close(self) -> None:
-        """Closes the sessions. May be called twice."""
-        self.transport.close()
+        """Closes the sessions, but not those of `transport`. May be called twice."""
         for graph_runner in reversed(self._opened):
             graph_runner.close()
 

@@ -86,9 +86,7 @@ class Transport:
         for thread in (*closing, *(thread for _, thread in running)):
             thread.join(None if limit == math.inf else max(0.0, deadline - time.monotonic()))
 
-    def _run(
-        self, session: tf.compat.v1.Session, ends: Sequence[tf.Operation], closes: Sequence[tf.Operation]
-    ) -> None:
+    def _run(self, session: tf.compat.v1.Session, ends: Sequence[tf.Operation], closes: Sequence[tf.Operation]) -> None:
         try:
             session.run(ends)
         except (tf.errors.OpError, RuntimeError) as error:  # RuntimeError: the session is closed already
@@ -184,9 +182,7 @@ class _EndlessLoop:
         with tf.device(device):
             return self._enter(value, is_constant=True)
 
-    def repeat(
-        self, body: Callable[[tf.Operation], tf.Operation], device: str, name: str | None = None
-    ) -> None:
+    def repeat(self, body: Callable[[tf.Operation], tf.Operation], device: str, name: str | None = None) -> None:
         """Adds nodes that each iteration runs on a device, after the same nodes of the iteration before.
 
         Args:
@@ -202,9 +198,7 @@ class _EndlessLoop:
         return tf.raw_ops.Merge(inputs=[first, first]).output  # `_continue` replaces the second input
 
     def _enter(self, value: tf.Tensor, is_constant: bool) -> tf.Tensor:
-        return tf.raw_ops.Enter(
-            data=value, frame_name="loop", is_constant=is_constant, parallel_iterations=IN_TRANSIT
-        )
+        return tf.raw_ops.Enter(data=value, frame_name="loop", is_constant=is_constant, parallel_iterations=IN_TRANSIT)
 
     def _continue(
         self, start: tf.Tensor, body: Callable[[tf.Operation], tf.Operation], name: str | None = None

@@ -59,7 +59,9 @@ def check_queues(items):
             ends[name].append((way, types, shapes))
     for worker, step in enumerate(items):
         for name, inbox in inboxes_of(step.graph_def).items():
-            assert (inbox.source, worker) == tuple(map(int, name.rsplit("/", 2)[1:])), f"{name} names its source wrongly"
+            assert (inbox.source, worker) == tuple(map(int, name.rsplit("/", 2)[1:])), (
+                f"{name} names its source wrongly"
+            )
             assert ("out", *ends[name][0][1:]) in ends[name]
     for name, found in ends.items():
         assert Counter(way for way, *_ in found) == {"in": 1, "out": 1}, f"{name} has the ends {found}"
