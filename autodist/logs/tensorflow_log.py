@@ -18,6 +18,8 @@ _WITHOUT_FILE = (
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR",
     r"To enable the following instructions: [\w ,.]+, in other operations, rebuild TensorFlow with the appropriate "
     r"compiler flags\.",
+    # Second line of the end of a loop that brings messages.
+    r"\t \[\[\{\{node autodist_inbox_\d+/\w+\}\}\]\](?: \[type\.googleapis\.com/tensorflow\.DerivedStatus=''\])?",
 )
 
 # By the file that logs them. A failed start of CUDA is hidden only without a driver (303) or a GPU (100): then nobody
@@ -36,7 +38,8 @@ _BY_FILE = {
     "mlir_graph_optimization_pass.cc": r"MLIR V1 optimization pass is not enabled",
     "coordination_service.cc": r"Initializing CoordinationService",
     "local_rendezvous.cc": r"Local rendezvous is aborting with status: (?:OUT_OF_RANGE: End of sequence|ABORTED: "
-    r"(?:Cleanup \d+|Step \d+ cancelled|Stopping remaining executors)|CANCELLED: ).*|Local rendezvous recv item cancelled\. Key hash: \d+",
+    r"(?:Cleanup \d+|Step \d+ cancelled|Stopping remaining executors)|CANCELLED: ).*|"
+    r"Local rendezvous (?:recv|send) item cancelled\. Key hash: \d+",
     # The loops that bring messages are cancelled at the end of a run.
     "grpc_worker_service.cc": r"RecvTensor cancelled for \d+",
     "worker.cc": r"Cancellation requested for RunGraph\.",
@@ -85,7 +88,7 @@ def is_no_failure(line: str) -> bool:
 
 
 # Start of a line that may be removed; other output passes at once, such as a progress bar without a line end.
-_MAY_MATCH = re.compile(r"$|[IWEF](?:$|\d)|\d|WARNING: All|To enable")
+_MAY_MATCH = re.compile(r"$|[IWEF](?:$|\d)|\d|\t|WARNING: All|To enable")
 _LINE_TIMEOUT = 0.2
 """Seconds to wait for the rest of a line."""
 

@@ -58,7 +58,7 @@ class Transport:
             if not inboxes or self._is_closed:
                 return
             self._brought.update(inbox.name for inbox in inboxes)
-            names = [f"inbox_{k}" for k in range(len(inboxes))]
+            names = [f"autodist_inbox_{k}" for k in range(len(inboxes))]
             loops = tf.compat.v1.GraphDef()
             for name, inbox in zip(names, inboxes, strict=True):
                 loops.node.extend(loop_of(inbox, self._worker, self._workers, name))
@@ -128,8 +128,8 @@ _HERE, _THERE = cpu_of(0, 2), cpu_of(1, 2)
 def _template(dtypes: tuple[tf.DType, ...]) -> tuple[NodeDef, ...]:
     """Returns the nodes of a loop for messages of some dtypes; a step may have hundreds of loops.
 
-    Source: Y. Yu et al., "Dynamic Control Flow in Large-Scale Machine Learning", EuroSys 2018, for loops whose nodes are
-    on several machines.
+    Source: Y. Yu et al., "Dynamic Control Flow in Large-Scale Machine Learning", EuroSys 2018, for loops over several
+    machines.
     """
     with tf.Graph().as_default() as graph:
         outbox, inbox = (_queue(dtypes, device) for device in (_THERE, _HERE))

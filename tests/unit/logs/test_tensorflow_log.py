@@ -28,6 +28,8 @@ W0000 00:00:1795321870.931277   23805 local_rendezvous.cc:412] Local rendezvous 
 Cleanup 55963058904290403 [type.googleapis.com/tensorflow.DerivedStatus='']
 W0000 00:00:1795693388.666633    9644 local_rendezvous.cc:412] Local rendezvous is aborting with status: ABORTED: Step \
 63439925937907127 cancelled.  Cancelling rendezvous. [type.googleapis.com/tensorflow.DerivedStatus='']
+\t [[{{node autodist_inbox_0/QueueDequeueV2_1_S15}}]] [type.googleapis.com/tensorflow.DerivedStatus='']
+\t [[{{node autodist_inbox_0/QueueDequeueV2_S23}}]]
 W0000 00:00:1795693355.382113    4117 grpc_worker_service.cc:536] RecvTensor cancelled for 117026252381131824
 I0000 00:00:1795693355.382133    4117 worker.cc:216] Cancellation requested for RunGraph.
 I0000 00:00:1795693355.382160    4117 local_rendezvous.cc:432] Local rendezvous recv item cancelled. Key hash: \
