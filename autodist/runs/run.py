@@ -260,7 +260,7 @@ class Run:
     def _close_session(self) -> None:
         """Closes the connections to the other workers' servers, unless one may be gone: closing would hang.
 
-        Other workers than the chief close their transport when the chief has ended its script (`_end_threads`): its
+        Other workers than the chief end their inbox loops when the chief has ended its script (`_end_threads`): its
         server logs that.
         """
         if self._graph_runners is None:
@@ -269,7 +269,7 @@ class Run:
             self.variable_sync.close()
             self.coordination.close()
             if self.index == 0:
-                self._graph_runners.transport.close()
+                self._graph_runners.inbox_loops.close()
             self._graph_runners.close()
         else:
             self._graph_runners.abandon()
@@ -283,7 +283,7 @@ class Run:
         if self._graph_runners is None:
             return
         if self._peers.is_idle and self.updates.is_idle:
-            self._graph_runners.transport.close(_END_LIMIT)
+            self._graph_runners.inbox_loops.close(_END_LIMIT)
         else:
             self._graph_runners.end_runs()
             self._peers.wait_until_idle(_END_LIMIT)

@@ -129,7 +129,7 @@ class RunEnd:
     def finish(self) -> None:
         """Ends the run at the end of the script: the chief waits for all workers, the others wait for the chief."""
         self._failed_step.close()
-        # The end of the transport fills TensorFlow's log. Other workers' agents filter their output all the time.
+        # The end of inbox loops fills TensorFlow's log. Other workers' agents filter their output all the time.
         with quiet_tensorflow(self._is_chief and self._peers.have_joined):
             try:
                 self._finish()

@@ -18,9 +18,9 @@ from tensorflow.core.protobuf import config_pb2
 from autodist.errors import ClusterError
 from autodist.graph.imported import ImportedGraph
 from autodist.runtime.clocks import against
+from autodist.runtime.inbox_loops import InboxLoops
 from autodist.runtime.persistent_buffers import PersistentBuffers
 from autodist.runtime.timeline import TracedRuns, shared_queues
-from autodist.runtime.transport import Transport
 
 COLLECTIVE_KEY = 1
 """Graph key of every run with collectives; workers share step ids in these runs only."""
@@ -238,7 +238,7 @@ class GraphRunners:
         self.control = GraphRunner(target, plain)
         """Runs small graphs: control messages, and transfers of variable values."""
         self._opened = [self.control]
-        self.transport = Transport(
+        self.inbox_loops = InboxLoops(
             worker, workers, lambda graph: tf.compat.v1.Session(target, graph=graph, config=plain)
         )
         """Brings the messages of other workers' steps."""
@@ -251,7 +251,7 @@ class GraphRunners:
             self._steps += 1
             graph_runner = self.control
             if self._target:
-                graph_runner = GraphRunner(self._target, self._config, lambda: self.transport.failure)
+                graph_runner = GraphRunner(self._target, self._config, lambda: self.inbox_loops.failure)
                 self._opened.append(graph_runner)
             prefix = f"step_{self._steps}"
             graph_runner.graph.import_nodes(graph_def, prefix)
@@ -267,7 +267,7 @@ class GraphRunners:
             self.persistent_buffers.begin(graph_runner.session, first)
 
     def close(self) -> None:
-        """Closes the sessions, but not those of `transport`. May be called twice."""
+        """Closes the sessions, but not those of `inbox_loops`. May be called twice."""
         for graph_runner in reversed(self._opened):
             graph_runner.close()
 
@@ -278,7 +278,7 @@ class GraphRunners:
 
     def end_runs(self) -> None:
         """Ends the runs of abandoned sessions, as far as that is possible within half a second."""
-        self.transport.close(_END_LIMIT)
+        self.inbox_loops.close(_END_LIMIT)
         closing = [threading.Thread(target=e.session.close, name="autodist-closing", daemon=True) for e in self._opened]
         for thread in closing:
             thread.start()

@@ -45,7 +45,7 @@ class Program:
         graph_runner, prefix = graph_runners.add(step.graph_def)
         present = {node.name for node in step.graph_def.node}
         graph_runners.initialize(graph_runner, {key: prefix + name for key, name in step.initializers.items()})
-        graph_runners.transport.bring(step.graph_def)  # after the messages that initializers put into inboxes
+        graph_runners.inbox_loops.bring(step.graph_def)  # after the messages that initializers put into inboxes
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
         batch = len(feeds)

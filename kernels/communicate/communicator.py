@@ -28,7 +28,7 @@ class Communicator:
     """Sends and receives tensors of one group within one subgraph.
 
     A message has a source, a reader and a tag, which all its workers know alike. Its source puts it into a queue of its
-    own, the outbox. The reader takes it from a queue of its own, the inbox, to which `runtime.transport` brings it. A
+    own, the outbox. The reader takes it from a queue of its own, the inbox, to which `runtime.inbox_loops` brings it. A
     step therefore runs on its worker alone. A send waits only for its tensors and for `after`, not for control
     dependencies of the subgraph.
 

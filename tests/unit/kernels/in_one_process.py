@@ -3,7 +3,7 @@
 A direct session has one device, so devices are cleared, and each worker's nodes have a name of their own. TensorFlow
 identifies a variable or a queue by its worker and its `shared_name`; here the worker becomes part of the `shared_name`.
 All workers' steps then run in one `session.run`, and queues carry the same tensors as between machines. In place of the
-endless loops of `runtime.transport`, each run moves one message to each inbox.
+endless loops of `runtime.inbox_loops`, each run moves one message to each inbox.
 """
 
 from __future__ import annotations

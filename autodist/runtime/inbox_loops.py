@@ -1,4 +1,4 @@
-"""Transport: brings the messages of other workers to this worker's inboxes."""
+"""Inbox loops: bring the messages of other workers to the inboxes of this worker's steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ With 1, a message waits at its source until the next iteration's request arrives
 whole round trip, where it otherwise takes half of one."""
 
 
-class Transport:
+class InboxLoops:
     """Runs, for each inbox, an endless loop that moves messages there from the outbox of their source.
 
     An iteration takes messages from the outbox on the source, one after another, and puts them into the inbox here. Its
@@ -66,7 +66,7 @@ class Transport:
             graph.import_nodes(loops)
             ends, closes = ([graph.get_operation_by_name(f"{n}/{op}") for n in names] for op in ("end", "close"))
             session = self._open_session(graph)
-            thread = threading.Thread(target=self._run, args=(session, ends, closes), name="autodist-transport")
+            thread = threading.Thread(target=self._run, args=(session, ends, closes), name="autodist-inboxes")
             thread.daemon = True
             self._running.append((session, thread))
             thread.start()

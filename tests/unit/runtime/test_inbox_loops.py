@@ -1,4 +1,4 @@
-"""Transport: messages reach their inbox once and in order, and a lost source fails the steps that wait for it."""
+"""InboxLoops: messages reach their inbox once and in order, and a lost source fails the steps that wait for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autodist.graph.devices import cpu_of
 from autodist.graph.editor import NodeDef
 from autodist.graph.inboxes import SOURCE, Inbox, inboxes_of
 from autodist.runtime.graph_runner import GraphRunners
-from autodist.runtime.transport import IN_TRANSIT
+from autodist.runtime.inbox_loops import IN_TRANSIT
 
 WORKERS = 3
 LIMIT = 60.0
@@ -39,9 +39,9 @@ def workers(targets: list[str]) -> Iterator[list[GraphRunners]]:
     made = [GraphRunners(target, tf.compat.v1.ConfigProto(), worker, WORKERS) for worker, target in enumerate(targets)]
     yield made
     for one in made:
-        one.transport.close(LIMIT)
+        one.inbox_loops.close(LIMIT)
         one.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "autodist-transport"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "autodist-inboxes"]
 
 
 def inbox(name: str, source: int = 1, dtypes: Sequence[tf.DType] = (tf.int64,), capacity: int = 2) -> Inbox:
@@ -49,7 +49,7 @@ def inbox(name: str, source: int = 1, dtypes: Sequence[tf.DType] = (tf.int64,), 
 
 
 def step_with(inboxes: Sequence[Inbox]) -> tf.compat.v1.GraphDef:
-    """A step's graph, as far as the transport reads it."""
+    """A step's graph, as far as the loops read it."""
     graph_def = tf.compat.v1.GraphDef()
     for one in inboxes:
         with tf.Graph().as_default() as graph:
@@ -81,7 +81,7 @@ def taking(workers: list[GraphRunners], at: int, one: Inbox) -> Callable[[], lis
     with runner.graph.as_default(), tf.device(cpu_of(at, WORKERS)):
         handle = runner.graph.get_tensor_by_name(f"{prefix}{graph_def.node[0].name}:0")
         found = tf.raw_ops.QueueDequeueV2(handle=handle, component_types=one.dtypes)
-    workers[at].transport.bring(graph_def)
+    workers[at].inbox_loops.bring(graph_def)
     return runner.callable(found, [], [])
 
 
@@ -154,10 +154,10 @@ def test_a_step_that_waits_for_a_lost_source_raises_its_loss(workers: list[Graph
         session.run(close)
     with pytest.raises(tf.errors.OpError) as raised:
         take()
-    assert raised.value is workers[0].transport.failure
+    assert raised.value is workers[0].inbox_loops.failure
 
 
-def test_the_end_of_the_transport_ends_a_waiting_step(workers: list[GraphRunners]) -> None:
+def test_the_end_of_the_loops_ends_a_waiting_step(workers: list[GraphRunners]) -> None:
     take = taking(workers, 0, inbox("ended"))
     errors: list[BaseException] = []
 
