@@ -308,6 +308,18 @@ def transfers_of(graph_def: tf.compat.v1.GraphDef) -> list[str]:
     return [f"{TRANSFER}/{k}/put" for k in range(len(inboxes_of(graph_def)))]
 
 
+def readers_of(step: Step) -> dict[str, int]:
+    """The worker that the message of each enqueue goes to; for outboxes, whose names end with it."""
+    nodes = {node.name: node for node in step.graph_def.node}
+    queues = {node.name: nodes[node_of(node.input[0])] for node in nodes.values() if node.op == "QueueEnqueueV2"}
+    return {name: int(queue.attr["shared_name"].s.decode().rsplit("/", 1)[1]) for name, queue in queues.items()}
+
+
+def partners_of(step: Step) -> set[int]:
+    """The workers that a worker sends to or receives from."""
+    return {*readers_of(step).values(), *(inbox.source for inbox in inboxes_of(step.graph_def).values())}
+
+
 def in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     """A worker's step for a session without devices, with the nodes of `transfers_of`."""
     out = tf.compat.v1.GraphDef()

@@ -24,7 +24,7 @@ from tests.unit.kernels.compressed_models import (
     power_iteration,
     to_short,
 )
-from tests.unit.kernels.in_one_process import Session, capture, plan, task_of_device
+from tests.unit.kernels.in_one_process import Session, capture, partners_of, plan
 from tests.unit.kernels.wire import sent_bytes
 
 FED = Float16(error_feedback=True)
@@ -135,7 +135,7 @@ def test_calls_and_messages_grow_with_the_root_of_the_workers(compressor, worker
     root = int(sqrt(workers))
     strategy = planned(captured.step, compressor, [worker // root for worker in range(workers)])
     step = rewrite(captured.step, Context(strategy, 1))
-    called = {task_of_device(node.device) for node in step.graph_def.node} - {1}
+    called = partners_of(step)
     assert len(called) == 2 * (root - 1)
     puts = [node for node in step.graph_def.node if node.op == "QueueEnqueueV2"]
     assert len(puts) <= 2 * 4 * root + 2 * (root - 1)  # of each factor, or of the pieces; and the weight's

@@ -14,7 +14,7 @@ from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import Subgroups
 from tests.unit.kernels.communicate.test_reduce_by_shuffle import check_queues
-from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, task_of_device
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, partners_of, plan
 
 TEAMS = {
     "4": [0, 0, 1, 1],
@@ -120,7 +120,7 @@ def test_messages_and_calls_grow_with_the_root_of_the_workers(workers, captured,
     puts = [node for node in nodes.values() if node.op == "QueueEnqueueV2"]
     shared = [nodes[node_of(node.input[0])].attr["shared_name"].s.decode() for node in puts]
     buckets = {name.partition("/")[0] for name in shared}
-    called = {task_of_device(node.device) for node in nodes.values()} - {1}
+    called = partners_of(step)
     assert (
         len(called)
         == 2 * (root - 1)

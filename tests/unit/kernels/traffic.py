@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.step import Step
-from tests.unit.kernels.in_one_process import Session, task_of_device
+from tests.unit.kernels.in_one_process import Session, readers_of, task_of_device
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,17 @@ class Sent:
 
 
 def crossings(items: Sequence[Step]) -> list[Sent]:
-    """Returns the tensors that TensorFlow sends between workers: each once, regardless of its number of consumers
-    there.
+    """Returns the tensors that are sent between workers: those of messages, and those that TensorFlow sends.
 
-    Handles of variables and queues are left out, because they only name a location. An element of a queue is an input
-    of its enqueue op, which runs on the queue's worker.
+    TensorFlow sends a tensor once, regardless of its number of consumers there. Handles of variables and queues are
+    left out, because they only name a location.
     """
     found: dict[Sent, None] = {}
     for worker, step in enumerate(items):
         nodes = {node.name: node for node in step.graph_def.node}
+        for put, reader in readers_of(step).items():
+            values = (tensor(i) for i in nodes[put].input[1:] if not is_control(i))
+            found.update(dict.fromkeys(Sent(worker, name, worker, reader) for name in values if reader != worker))
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(step.graph_def, name="")
         for node in step.graph_def.node:

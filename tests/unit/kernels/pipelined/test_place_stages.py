@@ -14,8 +14,8 @@ from tests.unit.kernels.in_one_process import (
     capture,
     one_device,
     plan,
+    readers_of,
     rewritten,
-    task_of_device,
     train,
 )
 from tests.unit.kernels.pipelined import models
@@ -66,15 +66,12 @@ def test_each_worker_computes_its_own_layers_alone_and_activations_and_their_gra
     items = rewritten(captured, models.pipelined(captured.step, models.stage_of(captured, 4), 4, 2, schedule))
     products = [len(item.graph_index.of_op("MatMul")) for item in items]
     assert products == [2 * 2, 2 * 3, 2 * 3, 2 * 3]  # forward and both ways back; the first needs no gradient of x
-    sent = {
-        (worker, task_of_device(node.device)): 0
-        for worker, item in enumerate(items) for node in item.graph_index.of_op("QueueEnqueueV2")
-    }  # fmt: skip
+    sent = {(worker, reader) for worker, item in enumerate(items) for reader in readers_of(item).values()}
     kernels = {
         worker: sum(len(n.attr["Tcomponents"].list.type) for n in item.graph_index.of_op("QueueEnqueueV2"))
         for worker, item in enumerate(items)
     }
-    assert {(1, 2), (2, 3), (2, 1), (3, 2)} <= set(sent)
+    assert {(1, 2), (2, 3), (2, 1), (3, 2)} <= sent
     assert max(kernels.values()) < 30
 
 
