@@ -2,6 +2,7 @@
 
     python scripts/bench.py                                 # everything; some fifteen minutes on two cores
     python scripts/bench.py --only mirrored --model mlp
+    python scripts/bench.py --only links                    # slow links, which are not part of everything; ten minutes
     python scripts/bench.py --only paper --json paper.json  # keeps the results, for scripts/plots.py
 
 Both sides of a ratio run at the same time and alternate, so that other load on the machine affects both equally: the
@@ -32,6 +33,7 @@ from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
 from bench.growth import compare_giving, compare_planning, compare_reading, compare_rewriting_growth, compare_steps
 from bench.jobs import JobError, Length
+from bench.links import compare_link, links
 from bench.machine import made_with
 from bench.memory import MODELS as MEMORY_MODELS
 from bench.memory import compare_memory
@@ -51,6 +53,7 @@ GROUPS = {
     "checkpoint": "the disk itself, or a step without a save",
     "growth": "the most it may take, or one of two workers",
     "paper": "two workers, on paper",
+    "links": "MultiWorkerMirroredStrategy, 2 workers, a slow link",
 }
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
@@ -125,6 +128,9 @@ def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
     for group, model, name, measure in single:
         if _is_selected(arguments, group, model):
             yield Measurement(name, measure)
+    for link in links():
+        if "links" in (arguments.only or ()) and _is_selected(arguments, "links", link.model):
+            yield Measurement(f"{link.model}: a link of {link}", lambda link=link: compare_link(link, length))
     for model in MEMORY_MODELS:
         if _is_selected(arguments, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])

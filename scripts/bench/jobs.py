@@ -42,6 +42,8 @@ class Way:
         builder: the builder of AutoDist's strategy.
         sent_bytes: bytes that the processes of a transfer send in a step.
         of_cores: the process uses one of this many parts of the cores; 1: all of them.
+        delay: seconds that data takes between two workers, in each direction.
+        rate: bytes per second between two workers, in each direction; 0: unlimited.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Way:
     builder: str = "AllReduce"
     sent_bytes: int = 0
     of_cores: int = 1
+    delay: float = 0
+    rate: float = 0
 
     @property
     def roles(self) -> list[tuple[str, int]]:
@@ -185,7 +189,7 @@ class Job:
             "workers": way.workers, "replicas": way.replicas, "builder": way.builder, "role": role, "index": index,
             "intra": self._intra, "inter": way.inter_threads, "warmup": length.warmup, "steps": length.in_turns,
             "limit": length.limit, "reports": self._folder, "bytes": way.sent_bytes,
-            "of-cores": way.of_cores,
+            "of-cores": way.of_cores, "delay": way.delay, "rate": way.rate,
         }  # fmt: skip
         return [sys.executable, "-m", "bench.train", way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
 

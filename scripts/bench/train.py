@@ -13,10 +13,13 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from bench.models import TASKS, Task
+from bench.relay import Relay
 from bench.transfer import transfer
 from bench.ways import (
     Training,
@@ -45,6 +48,8 @@ def main() -> None:
     if arguments.role in ("ps", "worker") and arguments.way == "parameter-server":
         _serve(arguments)
         return
+    if arguments.delay or arguments.rate:
+        _use_relay(arguments, Relay(arguments.delay, arguments.rate))
     training = _training(arguments, TASKS[arguments.model])
     for _ in range(arguments.warmup):
         training.step()
@@ -81,6 +86,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, required=True)
     parser.add_argument("--reports", required=True)
     parser.add_argument("--bytes", type=int, default=0)
+    parser.add_argument("--delay", type=float, default=0)
+    parser.add_argument("--rate", type=float, default=0)
     return parser.parse_args()
 
 
@@ -104,6 +111,23 @@ def _training(arguments: argparse.Namespace, task: Task) -> Training:
                 arguments.index == 0,
             )
     return parameter_server(task, arguments.workers)
+
+
+def _use_relay(arguments: argparse.Namespace, relay: Relay) -> None:
+    """Makes this process connect to the other workers through a relay."""
+    if arguments.way == "multi-worker":
+        config = json.loads(os.environ["TF_CONFIG"])
+        config["cluster"]["worker"] = relay.through(config["cluster"]["worker"], arguments.index)
+        os.environ["TF_CONFIG"] = json.dumps(config)
+        return
+    from autodist.runs import peers
+
+    start_server = peers.start_server
+
+    def start(addresses: Sequence[str], index: int, *others: Any) -> tf.distribute.Server:
+        return start_server(relay.through(addresses, index), index, *others)
+
+    peers.start_server = start
 
 
 def _session_config(arguments: argparse.Namespace) -> tf.compat.v1.ConfigProto:
