@@ -18,6 +18,7 @@ import tensorflow as tf
 from autodist import ResourceSpec
 from autodist.capture.function import capture_function
 from autodist.cli.planned_step import held_bytes
+from autodist.graph.inboxes import inboxes_of
 from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.proto import strategy_pb2
@@ -91,15 +92,22 @@ def _most_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: in
 
 
 def _crossing(step: CapturedStep, worker: int) -> tuple[int, int]:
-    """Returns the number of tensors that one worker's step sends or receives, and the number of its peers."""
-    task = {node.name: _task(node.device, worker) for node in step.graph_def.node}
+    """Returns the number of tensors that one worker sends, or reads from others, and the number of its peers."""
+    nodes = {node.name: node for node in step.graph_def.node}
+    task = {name: _task(node.device, worker) for name, node in nodes.items()}
     crossing = {
         (tensor, task[node.name])
-        for node in step.graph_def.node
+        for node in nodes.values()
         for tensor, producer in _inputs(node)
         if task[producer] != task[node.name]
     }
-    return len(crossing), len(set(task.values()) - {worker})
+    for node in nodes.values():
+        if node.op == "QueueEnqueueV2":
+            (_, queue), *message = _inputs(node)
+            reader = int(nodes[queue].attr["shared_name"].s.decode().rsplit("/", 1)[1])
+            crossing |= {(tensor, reader) for tensor, _ in message if reader != worker}
+    sources = {inbox.source for inbox in inboxes_of(step.graph_def).values()}
+    return len(crossing), len(({to for _, to in crossing} | sources | set(task.values())) - {worker})
 
 
 def _inputs(node: tf.compat.v1.NodeDef) -> Iterator[tuple[str, str]]:

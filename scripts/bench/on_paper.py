@@ -40,7 +40,7 @@ class Counts:
     Attributes:
         bytes: over its link, in the busier direction.
         messages: tensors that it sends to other workers or receives from them.
-        peers: other workers on which its step runs nodes.
+        peers: other workers that its step exchanges tensors with.
         held: bytes of variables, slots included, kept between two steps by the worker that keeps most.
     """
 
@@ -58,7 +58,7 @@ class Assumed:
         gigabits: the gigabits per second of a machine's link, in each direction.
         message: seconds of a thread for a gRPC message, whatever its size.
         threads: the number of threads that send and receive messages concurrently.
-        peer: seconds for each worker on which a step runs nodes.
+        peer: seconds for each worker that a step exchanges tensors with.
         latency: seconds from one machine to another.
     """
 

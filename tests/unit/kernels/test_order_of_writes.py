@@ -11,7 +11,7 @@ from autodist.capture.function import CapturedFunction
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effects
 from autodist.graph.step import Step
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, readers_of, rewritten, train
 from tests.unit.kernels.place.partition.shards import numbers
 
 OWNERS = {"first": 1, "second": 0}
@@ -64,7 +64,7 @@ def _sent_after_reads(step: Step, handle: str, to: int) -> set[str]:
     """Returns the queues by which a worker signals another after a read of the variable."""
     editor, effects = GraphEditor(step.graph_def), Effects(step.graph_def)
     reads = {node.name for node in editor if handle in effects.of(node).reads}
-    sends = [node for node in editor if node.op == "QueueEnqueueV2" and f"task:{to}" in node.device]
+    sends = [editor[name] for name, reader in readers_of(step).items() if reader == to]
     return {_queue(editor, node.input[0]) for node in sends if reads <= editor.ancestors([node.name])}
 
 

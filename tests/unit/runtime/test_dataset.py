@@ -108,4 +108,4 @@ def test_a_place_in_a_data_set_of_another_seed_is_told(caplog: pytest.LogCapture
     second = DistributedDataset(tf.data.Dataset.range(10).shuffle(10), [0], 0)
     with caplog.at_level(logging.WARNING, "autodist"):
         second.deserialize(first.serialize())
-    assert "under the seed 4, and under 3 in the run that has saved" in caplog.text
+    assert "under the seed 4, but under 3 in the run that saved its position" in caplog.text
