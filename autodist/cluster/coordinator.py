@@ -94,6 +94,7 @@ class Coordinator:
         self._phase = _Phase.PREPARING
         self._endings: list[Ending] = []
         self._cause: WorkerFailedError | None = None
+        self._is_reported = False
         self._reserved_port: ReservedPort | None = None
         self._addresses: tuple[str, ...] = ()
         self._sending = threading.Lock()  # worker clients receive messages in order, and after `Start`
@@ -238,12 +239,13 @@ class Coordinator:
         self._stop_all()
 
     def first_cause(self, timeout: float) -> WorkerFailedError | None:
-        """Returns the cause of the run's failure, if a worker failed; waits for it up to `timeout` seconds.
+        """Returns the cause of the run's failure, if a worker failed; waits up to `timeout` seconds for its report.
 
         The chief calls it when TensorFlow raises an error because another worker is gone: that error names no cause.
+        The script may end with the returned error, which the user then reads below the report.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._cause is not None, timeout)
+            self._changed.wait_for(lambda: self._is_reported, timeout)
             return self._cause
 
     def request_progress(self, limit: float, are_starting: bool = False) -> dict[str, Progress | None] | None:
@@ -349,9 +351,11 @@ class Coordinator:
         self._group.output.drain(_SHOWN_LIMIT)  # the error is shown below the worker's output
         with self._changed:
             self._cause = cause
-            self._changed.notify_all()
         self._group.send(Stop())
-        self._on_failure(self._cause)
+        self._on_failure(cause)
+        with self._changed:
+            self._is_reported = True
+            self._changed.notify_all()
 
     def _collect(self) -> None:
         """Waits briefly for other endings with the same cause, unless the first cannot be caused by another one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -260,16 +261,17 @@ class Run:
     def _close_session(self) -> None:
         """Closes the connections to the other workers' servers, unless one may be gone: closing would hang.
 
-        Other workers than the chief end their inbox loops when the chief has ended its script (`_end_threads`): its
-        server logs that.
+        The chief ends its inbox loops before it ends the other workers, without which they might not end. The others
+        end theirs once the chief has ended its script (`_end_threads`), since the chief's server logs that.
         """
         if self._graph_runners is None:
             return
-        if not self._peers.have_joined or (self._peers.is_idle and self.updates.is_idle and not self.end.is_bad):
+        is_good = self._peers.is_idle and self.updates.is_idle and not self.end.is_bad
+        if self.index == 0:
+            self._graph_runners.inbox_loops.close(math.inf if is_good else _END_LIMIT)
+        if is_good or not self._peers.have_joined:
             self.variable_sync.close()
             self.coordination.close()
-            if self.index == 0:
-                self._graph_runners.inbox_loops.close()
             self._graph_runners.close()
         else:
             self._graph_runners.abandon()
