@@ -103,6 +103,6 @@ def test_print_of_the_script_that_raises_ends_the_run_with_the_cause(tmp_path: P
 
 def test_log_that_finds_the_disk_full_ends_nothing(tmp_path: Path) -> None:
     with BrokenOutput(tmp_path, TRAINS, "/dev/null", "/dev/full") as run:
-        assert run.wait(90) == UNFLUSHED
+        assert run.wait(90) == 0  # at the end, the log goes through a filter, which drops lines that it cannot write
         run.assert_gone(0)
         assert run.kept(0)["variable"].tolist() == [-0.5, 0.5, 1.5]
