@@ -39,11 +39,6 @@ class Inbox:
             node.attr["shared_name"].s.decode(), node.attr[SOURCE].i, dtypes, shapes or None, node.attr["capacity"].i
         )
 
-    def queue(self, device: str) -> tf.queue.FIFOQueue:
-        """Returns the inbox or, on a device of the source, the outbox."""
-        with tf.device(device):
-            return tf.queue.FIFOQueue(self.capacity, self.dtypes, self.shapes, shared_name=self.name)
-
     def describe(self, node: NodeDef) -> None:
         """Makes a queue's node the inbox or, on the source's device, the outbox."""
         node.attr["shared_name"].s = self.name.encode()

@@ -18,6 +18,7 @@ from autodist.layout.factors import EXAMPLES, NONE, Count, Factor, Factors, Part
 from autodist.layout.facts import REPLICATED, Base, Dims, Form, Statistic, UnknownFact, form_of
 from autodist.layout.kinds import Elements
 from autodist.layout.op_context import OpContext, Scope, tensor_name
+from autodist.layout.walk import data_inputs
 
 Keys = frozenset[str]
 """Names of tensors. A value is zero wherever their product is."""
@@ -88,7 +89,7 @@ def guarded_count(ctx: OpContext, index: int) -> Form | None:
     _, node = ctx.origin(index)
     if node is None or node.op not in ("Maximum", *_SELECTIONS):
         return None
-    inputs = [tensor_name(i) for i in node.input if not i.startswith("^")]
+    inputs = data_inputs(node)
     guarded = OpContext(node, inputs, [ctx.scope.fact(name) for name in inputs], ctx.scope)
     if node.op in _SELECTIONS:
         guard = guard_of(guarded)
@@ -163,7 +164,7 @@ class _Search:
         node = self._scope.producer(name)
         if node is None or node.op not in _LINEAR:
             return False
-        return any(self._is_over(one, count) for one in self._data(node))
+        return any(self._is_over(one, count) for one in data_inputs(node))
 
     def keys(self, name: str) -> Keys:
         """Returns the tensors whose product being zero makes a tensor zero; at least the tensor itself."""
@@ -179,13 +180,13 @@ class _Search:
             return itself
         if zeros := self._zeros(node):
             return itself.union(*map(self.keys, zeros))
-        if node.op in _SUMS and (data := self._data(node)):
+        if node.op in _SUMS and (data := data_inputs(node)):
             return itself | frozenset.intersection(*map(self.keys, data))
         return frozenset([self._first_like(name)])
 
     def _zeros(self, node: tf.compat.v1.NodeDef) -> Sequence[str]:
         """Returns operands of a node whose product being zero, or False, makes its result so; empty if unknown."""
-        data = self._data(node)
+        data = data_inputs(node)
         if node.op in _PRODUCTS:
             return data
         is_unary = node.op in _ZERO_TO_ZERO and len(data) == 1
@@ -195,7 +196,7 @@ class _Search:
             return data[:2]
         if node.op in _SELECTIONS and self._is_filled(data[1], 0):
             condition = self._scope.producer(data[0])
-            compared = [] if condition is None or condition.op != "Equal" else self._data(condition)
+            compared = [] if condition is None or condition.op != "Equal" else data_inputs(condition)
             return [compared[0], data[2]] if compared and self._is_filled(compared[1], 0) else []
         return []
 
@@ -204,15 +205,12 @@ class _Search:
         node = self._scope.producer(name)
         if node is None or node.op not in _COMPARISONS:
             return name
-        operands = tuple(map(self._operand, self._data(node)))
+        operands = tuple(map(self._operand, data_inputs(node)))
         return self._scope.same_as((node.op, operands), name)
 
     def _operand(self, name: str) -> str:
         value = self._scope.constant(name)
         return self._first_like(name) if value is None else f"{value.dtype} {value.tolist()}"
-
-    def _data(self, node: tf.compat.v1.NodeDef) -> list[str]:
-        return [tensor_name(i) for i in node.input if not i.startswith("^")]
 
     def _is_filled(self, name: str, number: int) -> bool:
         node = self._scope.producer(name)

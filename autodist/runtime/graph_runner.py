@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import pathlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from autodist.runtime.timeline import TracedRuns, shared_queues
 
 COLLECTIVE_KEY = 1
 """Graph key of every run with collectives; workers share step ids in these runs only."""
+
+_INBOX_ENDED = (tf.errors.OutOfRangeError, tf.errors.CancelledError)
+"""Errors of a run that waits for a message, if its inbox is closed because the source is lost."""
 
 
 class GraphRunner:
@@ -101,8 +104,10 @@ class GraphRunner:
             merged = _options(has_collectives)
             if options is not None:
                 merged.MergeFrom(options)
-            with _naming_lost_worker(self._lost):
+            try:
                 found: list[np.ndarray] = run(*values, options=merged, run_metadata=run_metadata)[0]
+            except _INBOX_ENDED as error:
+                raise self._lost() or error from None
             return found
 
         return call
@@ -171,28 +176,16 @@ class DirectRun:
             ClusterError: the session is closed, because the run has ended.
         """
         try:
-            with _naming_lost_worker(self._lost):
-                values_found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
-        except tf.errors.CancelledError:
-            if not self._session._closed:
-                raise
+            values_found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
+        except _INBOX_ENDED as error:
+            cause = self._lost() or error
+            if not isinstance(cause, tf.errors.CancelledError) or not self._session._closed:
+                raise cause from None
             raise ClusterError(
                 "The run has ended, and no further step can run. An exit handler registered before `AutoDist(…)` is "
                 "called after the run's end: register it later, or make the step earlier."
             ) from None
         return [values_found[k] for k in self._positions]
-
-
-@contextmanager
-def _naming_lost_worker(lost: Callable[[], BaseException | None]) -> Iterator[None]:
-    """Context of a run: raises the loss of another worker in place of the end of the inbox that it has filled."""
-    try:
-        yield
-    except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
-        cause = lost()
-        if cause is None:
-            raise
-        raise cause from None
 
 
 class _Feed:
@@ -278,8 +271,8 @@ class GraphRunners:
 
     def end_runs(self) -> None:
         """Ends the runs of abandoned sessions, as far as that is possible within half a second."""
-        self.inbox_loops.close(_END_LIMIT)
-        closing = [threading.Thread(target=e.session.close, name="autodist-closing", daemon=True) for e in self._opened]
+        ends = [functools.partial(self.inbox_loops.close, _END_LIMIT), *(e.session.close for e in self._opened)]
+        closing = [threading.Thread(target=end, name="autodist-closing", daemon=True) for end in ends]
         for thread in closing:
             thread.start()
         deadline = time.monotonic() + _END_LIMIT

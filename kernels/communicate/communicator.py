@@ -10,7 +10,7 @@ from itertools import chain, islice
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.inboxes import SOURCE
+from autodist.graph.inboxes import SOURCE, Inbox
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context
 from autodist.placement.group import Group
@@ -155,17 +155,14 @@ class Communicator:
         self, source: int, to: int, tag: str, like: Sequence[tf.Tensor | tf.TensorSpec]
     ) -> tuple[str, str, _Nodes]:
         """Adds a queue; returns its name within the subgraph, its full name, and the node templates that go with it."""
-        nodes = _nodes_for(tuple(t.dtype for t in like))
+        dtypes = tuple(t.dtype for t in like)
+        nodes = _nodes_for(dtypes)
         name = self.f.graph.unique_name("fifo_queue")
         queue = self.f.add(nodes.queue, name, ())
         queue.device = self.context.cpu(self.me)
-        queue.attr["capacity"].i = self.capacity
+        Inbox(self._shared_name(source, to, tag), source, dtypes, _known_shapes(like), self.capacity).describe(queue)
         if source != self.me:
             queue.attr[SOURCE].i = source
-        queue.attr["shared_name"].s = self._shared_name(source, to, tag).encode()
-        static = _known_shapes(like)
-        if static is not None:
-            queue.attr["shapes"].list.shape.extend(shape.as_proto() for shape in static)
         return name, queue.name, nodes
 
     def _queue(self, source: int, to: int, tag: str, like: Sequence[tf.Tensor]) -> tf.queue.FIFOQueue:
@@ -179,9 +176,14 @@ class Communicator:
         return f"{self.key}/{tag}/{source}/{to}"
 
 
-def _known_shapes(like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.TensorShape] | None:
+def reader_of(queue: NodeDef) -> int:
+    """Returns the worker that the messages of an outbox go to, or that has an inbox."""
+    return int(queue.attr["shared_name"].s.decode().rsplit("/", 1)[1])
+
+
+def _known_shapes(like: Sequence[tf.Tensor | tf.TensorSpec]) -> tuple[tf.TensorShape, ...] | None:
     """Returns the shapes if all are fully defined, else None: a queue has all shapes or none."""
-    shapes = [t.shape for t in like]
+    shapes = tuple(t.shape for t in like)
     return shapes if all(shape.is_fully_defined() for shape in shapes) else None
 
 

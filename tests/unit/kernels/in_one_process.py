@@ -25,12 +25,14 @@ from autodist.graph.names import node_of
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.kernels import Context, rewrite
 from autodist.kernels.base import Kernel
+from autodist.kernels.communicate.communicator import reader_of
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.placement.partitioning import Partitioning, shard_name
 from autodist.proto import strategy_pb2
+from tests.unit.graph.queues import queue_of
 from tests.unit.kernels.without_stacks import without_stacks
 
 Values = dict[str, np.ndarray]
@@ -312,7 +314,7 @@ def readers_of(step: Step) -> dict[str, int]:
     """The worker that the message of each enqueue goes to; for outboxes, whose names end with it."""
     nodes = {node.name: node for node in step.graph_def.node}
     queues = {node.name: nodes[node_of(node.input[0])] for node in nodes.values() if node.op == "QueueEnqueueV2"}
-    return {name: int(queue.attr["shared_name"].s.decode().rsplit("/", 1)[1]) for name, queue in queues.items()}
+    return {name: reader_of(queue) for name, queue in queues.items()}
 
 
 def partners_of(step: Step) -> set[int]:
@@ -327,8 +329,9 @@ def in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     queues = {node.attr["shared_name"].s.decode(): node for node in graph_def.node if SOURCE in node.attr}
     for k, (name, inbox) in enumerate(inboxes_of(graph_def).items()):
         with tf.Graph().as_default() as graph, tf.name_scope(f"{TRANSFER}/{k}"):
-            own = inbox.queue(queues[name].device)
-            message = inbox.queue(tf.DeviceSpec.from_string(queues[name].device).replace(task=inbox.source)).dequeue()
+            device = queues[name].device
+            own = queue_of(inbox, device)
+            message = queue_of(inbox, tf.DeviceSpec.from_string(device).replace(task=inbox.source)).dequeue()
             own.enqueue(message, name="put")
         out.node.extend(graph.as_graph_def().node)
     for node in out.node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +18,7 @@ from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variables import StoredVariable
 from tests.unit.placement.holders import held_by
+from tests.unit.runtime.servers import start_servers
 
 WORKERS = 6
 LIMIT = 60.0
@@ -49,15 +49,7 @@ def everywhere(value: np.ndarray) -> Holder:
 @pytest.fixture(scope="module")
 def graph_runners() -> Iterator[list[GraphRunner]]:
     """A session for each worker, on servers in this process."""
-    sockets = [socket.socket() for _ in range(WORKERS)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    cluster = tf.train.ClusterSpec({"worker": addresses})
-    servers = [tf.distribute.Server(cluster, "worker", k) for k in range(WORKERS)]
-    made = [GraphRunner(server.target, tf.compat.v1.ConfigProto()) for server in servers]
+    made = [GraphRunner(target, tf.compat.v1.ConfigProto()) for target in start_servers(WORKERS)]
     yield made
     for graph_runner in made:
         graph_runner.close()
