@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +36,22 @@ def keras_as_it_was() -> Iterator[None]:
     yield
     keras.config.set_floatx(before)
     global_state.set_global_attribute("dtype_policy", policy)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unused_tensors_are_not_reported() -> Iterator[None]:
+    """Drops TensorFlow's reports of unused tensors.
+
+    They are logged when a tensor is collected as garbage, mostly during some later test, which may read the log.
+    """
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return "Object was never used" not in record.getMessage()
+
+    log = logging.getLogger("tensorflow")
+    log.addFilter(is_kept)
+    yield
+    log.removeFilter(is_kept)
 
 
 @pytest.fixture
