@@ -51,3 +51,9 @@ def inboxes_of(graph_def: tf.compat.v1.GraphDef) -> dict[str, Inbox]:
     """Returns the inboxes of a step, by name."""
     found = (Inbox.of(node) for node in graph_def.node if node.op == "FIFOQueueV2" and SOURCE in node.attr)
     return {inbox.name: inbox for inbox in found}
+
+
+def queue_of(inbox: Inbox, device: str | tf.DeviceSpec) -> tf.queue.FIFOQueue:
+    """Returns an inbox or, on a device of its source, the outbox; adds its node to the current graph."""
+    with tf.device(device):
+        return tf.queue.FIFOQueue(inbox.capacity, inbox.dtypes, inbox.shapes, shared_name=inbox.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,9 @@ log = logging.getLogger("autodist")
 
 _REFUSALS = (CaptureError, ReductionError, RewriteError, StrategyError, UnevenBatchError)
 """Errors that can refuse a step before it has begun."""
+
+_GIVING_UP_LIMIT = 5.0
+"""Seconds to wait for the chief to end the run, which it does at once unless it has ended."""
 
 FIT = "fit"
 RESTORE = "ad.checkpoint(…).restore"
@@ -72,6 +76,7 @@ class Coordination:
         self._mailbox: Mailbox | None = None
         self._give_up: Send | None = None
         self.are_workers_distinguished = self.has_agreed = self.has_work = False
+        self._has_given_up = threading.Event()
         self._has_logged_evaluation = False
 
     # -- begin and end ---------------------------------------------------------------------------------------------
@@ -88,9 +93,9 @@ class Coordination:
         """
         self.messages = messages
         if mailbox is not None:
-            send = mailbox.open_box(lambda message: calls.receive(CallMessage.decode(message)))
+            send = mailbox.open_box(lambda _, message: calls.receive(CallMessage.decode(message)))
             self._calls = calls = CallMatching(self._index, self._workers, lambda to, note: send(to, note.encode()))
-            self._give_up = mailbox.open_box(lambda message: self._peers.give_up(*json.loads(message)))
+            self._give_up = mailbox.open_box(self._receive_giving_up)
             self._mailbox = mailbox
             mailbox.start()
             self._check_calls_match()
@@ -114,8 +119,9 @@ class Coordination:
 
     def end_reading(self) -> None:
         """Stops reading messages that other workers send at any time."""
-        if self._mailbox is not None:
+        if self._mailbox is not None and self.messages is not None:
             self._mailbox.close()
+            self.messages.close()
 
     # -- collective calls ------------------------------------------------------------------------------------------
 
@@ -136,7 +142,7 @@ class Coordination:
         """On the chief, waits until all other workers have finished their last step."""
         self._flush()
         self.reach_collective()
-        self._peers.guard(self._transport.barrier)
+        self.gather(b"")
 
     def wait_for_chief(self) -> None:
         """On another worker, returns once the chief has made the matching call."""
@@ -295,13 +301,21 @@ class Coordination:
             return False
 
     def give_up(self, reason: str) -> None:
-        """On another worker, ends the run with this worker's failure as the reason; waits for no other worker."""
+        """On another worker, ends the run with this worker's failure as the reason; waits until the chief does so."""
         if self._give_up is None:
             return
         try:
-            self._peers.guard(self._give_up, [0], json.dumps([self._index, reason]).encode())
+            self._peers.guard(self._give_up, [0], reason.encode())
+            self._has_given_up.wait(_GIVING_UP_LIMIT)
         except (ClusterError, tf.errors.OpError, RuntimeError) as error:
             log.debug("the run had ended when this worker gave up: %s", words_of(error))
+
+    def _receive_giving_up(self, worker: int, reason: bytes) -> None:
+        """Ends the run, on the chief, and answers; on another worker, which may end now, this is the answer."""
+        if self._index == 0 and self._give_up is not None:
+            self._peers.give_up(worker, reason.decode())
+            self._give_up([worker], b"")
+        self._has_given_up.set()
 
     # -- final messages --------------------------------------------------------------------------------------------
 

@@ -229,11 +229,11 @@ class Run:
         self._graph_runners = GraphRunners(self._peers.join(config), config, self.index, self.workers)
         if self._awaited_buffers is not None:
             self._graph_runners.persistent_buffers.resume(self._awaited_buffers)
-        beside = self._graph_runners.control
-        messages = Messages(beside, self.index, self.workers)
-        self._variable_slices = VariableSlices(beside, self.index, self.workers, self._home)
-        mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
-        spread = VariableBroadcast(beside, self.index, self.workers, self._home)
+        control = self._graph_runners.control
+        mailbox = Mailbox(self._graph_runners, self.index, self.workers) if self.workers > 1 else None
+        messages = Messages(control, mailbox, self.index, self.workers)
+        self._variable_slices = VariableSlices(control, self.index, self.workers, self._home)
+        spread = VariableBroadcast(self._graph_runners, self.index, self.workers, self._home)
         self.variable_sync = VariableSync(self._variable_slices, spread, self.tracker, mailbox, self.guard, self.pull)
         self.coordination.begin(messages, mailbox)
 

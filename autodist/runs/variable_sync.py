@@ -54,7 +54,7 @@ class VariableSync:
         self._consensus: WriteConsensus | None = None
         self._warned: set[str] = set()
         if mailbox is not None:
-            send = mailbox.open_box(lambda message: write_consensus.receive(ControlMessage.decode(message)))
+            send = mailbox.open_box(lambda _, message: write_consensus.receive(ControlMessage.decode(message)))
             self._consensus = write_consensus = WriteConsensus(
                 broadcast.worker,
                 broadcast.workers,

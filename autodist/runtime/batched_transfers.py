@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from autodist.runtime.variables import StoredVariable
 
-TRANSFER_BYTES = 16 << 20
-"""Approximate bytes of a message: messages in flight are held in memory twice, and are forwarded when complete."""
+TRANSFER_BYTES = 4 << 20
+"""Approximate bytes of a message: several are on their way at once, and are forwarded when complete."""
 
 _MAX_PENDING = 4
 """Messages' worth of bytes that wait to be batched; with more owners than this, messages are smaller."""
@@ -113,6 +113,10 @@ class Listing:
         """Returns the workers to which a worker forwards common values."""
         first = _FAN_OUT * self.present.index(worker) + 1
         return list(self.present[first : first + _FAN_OUT])
+
+    def before(self, worker: int) -> int:
+        """Returns the worker from which another one receives common values."""
+        return self.present[(self.present.index(worker) - 1) // _FAN_OUT]
 
     def to(self, worker: int) -> list[BatchedTransfer]:
         """Returns the messages that a worker receives."""

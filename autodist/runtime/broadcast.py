@@ -10,11 +10,12 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
 from autodist.graph.devices import cpu_of
+from autodist.graph.inboxes import Inbox, queue_of
 from autodist.runtime.batched_transfers import BatchedTransfer, ByteRange, Listing, TransferPart
-from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.graph_runner import GraphRunners
 
-_CAPACITY = 2
-"""Messages queued at a worker: one arrives while another is assigned."""
+_CAPACITY = 1
+"""Messages queued at the source and at the reader; some more are on the way."""
 
 _ALIGNED = 64
 """Alignment in bytes of values in messages and in memory: TensorFlow reuses aligned memory, and copies other memory."""
@@ -30,23 +31,23 @@ class VariableBroadcast:
     broadcast", 2009.)
 
     Args:
-        graph_runner: runs the transfers.
+        graph_runners: run the transfers.
         worker: index of this worker; 0 is the chief.
         workers: number of workers.
         home: returns the device on which a worker keeps a variable of a dtype.
     """
 
     def __init__(
-        self, graph_runner: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]
+        self, graph_runners: GraphRunners, worker: int, workers: int, home: Callable[[int, tf.DType], str]
     ) -> None:
         self.worker, self.workers = worker, workers
-        self._graph_runner, self._home = graph_runner, home
+        self._graph_runner, self._loops, self._home = graph_runners.control, graph_runners.inbox_loops, home
         self._sends: dict[tuple[int, ...] | int, Callable[..., object]] = {}
-        self._receives: dict[tuple[int, ...] | None, Callable[..., list[np.ndarray]]] = {}
+        self._receives: dict[tuple[int, tuple[int, ...], bool], Callable[..., list[np.ndarray]]] = {}
         self._writes: dict[tuple[TransferPart, bool], _Writes] = {}
 
     def send(self, listing: Listing, read: Callable[[int], np.ndarray]) -> None:
-        """On the chief, sends the values of a listing; returns when all values are in flight.
+        """On the chief, sends the values of a listing; returns when all values are on the way.
 
         Args:
             listing: the listing, equal to that of the receivers.
@@ -96,26 +97,28 @@ class VariableBroadcast:
                 with tf.device(cpu_of(self.worker, self.workers)):
                     placeholders = [tf.compat.v1.placeholder(dtype, [None]) for dtype in (tf.uint8, tf.int64)]
                 to = listing.after(0) if transfer.to is None else [transfer.to]
-                queues = [self._queue(w, is_for_all) for w in to]
-                sends = [queue.enqueue(placeholders) for queue in queues]
+                sends = [self._queue(_inbox(0, w, is_for_all)).enqueue(placeholders) for w in to]
             self._sends[key] = self._graph_runner.callable([], sends, [t.name for t in placeholders])
         return self._sends[key]
 
     def _receive(self, transfer: BatchedTransfer, listing: Listing) -> Callable[..., list[np.ndarray]]:
         """Returns a callable that receives the next message on another worker, and forwards a message for all."""
-        after = tuple(listing.after(self.worker)) if transfer.to is None else None
-        if after not in self._receives:
+        is_for_all = transfer.to is None
+        source = listing.before(self.worker) if is_for_all else 0
+        after = tuple(listing.after(self.worker)) if is_for_all else ()
+        key = (source, after, is_for_all)
+        if key not in self._receives:
+            inbox = _inbox(source, self.worker, is_for_all)
             with self._graph_runner.graph.as_default():
-                message = self._queue(self.worker, after is not None).dequeue()
-                sends = [self._queue(w, is_for_all=True).enqueue(message) for w in after or ()]
-            self._receives[after] = self._graph_runner.callable(message, sends, [])
-        return self._receives[after]
+                message = self._queue(inbox).dequeue()
+                sends = [self._queue(_inbox(self.worker, w, is_for_all)).enqueue(message) for w in after]
+            self._receives[key] = self._graph_runner.callable(message, sends, [])
+            self._loops.bring([inbox])
+        return self._receives[key]
 
-    def _queue(self, worker: int, is_for_all: bool) -> tf.queue.FIFOQueue:
-        """Returns the queue of a worker for messages to all workers, or the one for messages to it alone."""
-        name = f"autodist/{'values' if is_for_all else 'early_values'}/{worker}"
-        with tf.device(cpu_of(worker, self.workers)):
-            return tf.queue.FIFOQueue(_CAPACITY, [tf.uint8, tf.int64], shared_name=name)
+    def _queue(self, inbox: Inbox) -> tf.queue.FIFOQueue:
+        """Returns this worker's queue: an inbox, or the outbox for the inbox of another worker."""
+        return queue_of(inbox, cpu_of(self.worker, self.workers))
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -140,6 +143,12 @@ class VariableBroadcast:
                 handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=part.shape, shared_name=name)
                 operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
         return placeholder, operations
+
+
+def _inbox(source: int, to: int, is_for_all: bool) -> Inbox:
+    """Returns the inbox of a worker for messages to all workers, or for messages to it alone."""
+    name = f"autodist/{'values' if is_for_all else 'own_values'}/{source}/{to}"
+    return Inbox(name, source, (tf.uint8, tf.int64), None, _CAPACITY)
 
 
 def _cut(value: np.ndarray, part: TransferPart) -> np.ndarray:

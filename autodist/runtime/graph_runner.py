@@ -228,7 +228,7 @@ class GraphRunners:
         self._initialized: set[str] = set()
         self._steps = 0
         plain = _without_optimization(config) if target else config
-        self.control = GraphRunner(target, plain)
+        self.control = GraphRunner(target, plain, lambda: self.inbox_loops.failure)
         """Runs small graphs: control messages, and transfers of variable values."""
         self._opened = [self.control]
         self.inbox_loops = InboxLoops(

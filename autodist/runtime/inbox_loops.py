@@ -6,14 +6,14 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
 from autodist.graph.editor import NodeDef
 from autodist.graph.imported import ImportedGraph
-from autodist.graph.inboxes import Inbox, inboxes_of
+from autodist.graph.inboxes import Inbox
 from autodist.graph.names import is_control
 
 IN_TRANSIT = 2
@@ -51,10 +51,10 @@ class InboxLoops:
         self._is_closed = False
         self.failure: BaseException | None = None
 
-    def bring(self, graph_def: tf.compat.v1.GraphDef) -> None:
-        """Starts the loops for those inboxes of a step that have none."""
+    def bring(self, wanted: Iterable[Inbox]) -> None:
+        """Starts the loops for those inboxes that have none."""
         with self._lock:
-            inboxes = [inbox for name, inbox in inboxes_of(graph_def).items() if name not in self._brought]
+            inboxes = [inbox for inbox in wanted if inbox.name not in self._brought]
             if not inboxes or self._is_closed:
                 return
             self._brought.update(inbox.name for inbox in inboxes)

@@ -1,4 +1,4 @@
-"""Mailbox: receives messages from other workers at any time, also during a step."""
+"""Mailbox: control messages between the chief and each other worker, which arrive at any time, also during a step."""
 
 from __future__ import annotations
 
@@ -9,83 +9,96 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
-from autodist.runtime.graph_runner import GraphRunner
+from autodist.graph.inboxes import Inbox, queue_of
+from autodist.runtime.graph_runner import GraphRunners
 
 Send = Callable[[Sequence[int], bytes], None]
-"""Sends a message to some workers."""
+"""Sends a message to some workers; returns before it has arrived."""
+
+Receive = Callable[[int, bytes], None]
+"""Called with a message and the worker that has sent it."""
 
 _END = b""
-"""Message that a worker sends to itself to end its reader."""
+"""Message that a worker puts into its own inboxes to end their readers."""
 
 _END_LIMIT = 5.0
-"""Seconds to wait for the reader, which is idle at that time unless other workers have gone."""
+"""Seconds to wait for the readers, which are idle at that time unless other workers have gone."""
 
 
 class Mailbox:
-    """Reads messages in a thread, and passes each to the receiver of its box.
+    """Reads messages in threads, one for each sender, and passes each to the receiver of its box.
 
     Args:
-        graph_runner: runs the sending and receiving.
-        worker: index of this worker.
+        graph_runners: graph runners of this worker.
+        worker: index of this worker; 0 is the chief.
         workers: number of workers.
     """
 
-    def __init__(self, graph_runner: GraphRunner, worker: int, workers: int) -> None:
-        self._graph_runner, self._worker = graph_runner, worker
-        with graph_runner.graph.as_default():
-            self._content = tf.compat.v1.placeholder(tf.string, [])
-            queues = [self._queue(w, workers) for w in range(workers)]
-            self._sends = [queue.enqueue(self._content) for queue in queues]
-            self._next = queues[worker].dequeue()
-        self._receivers: list[Callable[[bytes], None]] = []
-        self._reader: threading.Thread | None = None
+    def __init__(self, graph_runners: GraphRunners, worker: int, workers: int) -> None:
+        control, here = graph_runners.control, cpu_of(worker, workers)
+        others = range(1, workers) if worker == 0 else [0]
+        self._loops = graph_runners.inbox_loops
+        self._inboxes = [_mail(other, worker) for other in others]
+        with control.graph.as_default():
+            content = tf.compat.v1.placeholder(tf.string, [])
+            puts = {other: queue_of(_mail(worker, other), here).enqueue(content) for other in others}
+            queues = {inbox.source: queue_of(inbox, here) for inbox in self._inboxes}
+            ends = [queue.enqueue(_END) for queue in queues.values()]
+            takes = {other: queue.dequeue() for other, queue in queues.items()}
+        self._puts = {other: control.callable([], [put], [content.name]) for other, put in puts.items()}
+        self._takes = {other: control.callable([take], [], []) for other, take in takes.items()}
+        self._put_ends = control.callable([], ends, [])
+        self._receivers: list[Receive] = []
+        self._readers: list[threading.Thread] = []
 
-    def open_box(self, receive: Callable[[bytes], None]) -> Send:
+    def open_box(self, receive: Receive) -> Send:
         """Opens a box and returns a function that sends to it. Workers open matching boxes in the same order.
 
         Args:
-            receive: called with each message to this worker's box, in order of arrival, once reading has started.
+            receive: called with each message to this worker's box once reading has started, in the order in which its
+                sender has sent them.
         """
         mark = bytes([ord("a") + len(self._receivers)])
         self._receivers.append(receive)
 
         def send(workers: Sequence[int], content: bytes) -> None:
-            self._send(workers, mark + content)
+            for worker in workers:
+                self._puts[worker](mark + content)
 
         return send
 
     def start(self) -> None:
         """Starts reading."""
-        self._reader = threading.Thread(target=self._read, name="autodist-mailbox", daemon=True)
-        self._reader.start()
-
-    @staticmethod
-    def _queue(worker: int, workers: int) -> tf.queue.FIFOQueue:
-        with tf.device(cpu_of(worker, workers)):  # unbounded: a sender does not wait for the reader
-            return tf.queue.FIFOQueue(-1, tf.string, [[]], shared_name=f"autodist/mail/{worker}")
-
-    def _send(self, workers: Sequence[int], content: bytes) -> None:
-        """Sends a message to some workers; returns when it has arrived, before it is read."""
-        self._graph_runner.session.run([self._sends[w] for w in workers], {self._content: content})
+        self._loops.bring(self._inboxes)
+        for other in self._takes:
+            reader = threading.Thread(target=self._read, args=(other,), name="autodist-mailbox", daemon=True)
+            self._readers.append(reader)
+            reader.start()
 
     def close(self) -> None:
         """Stops reading, even if other workers have gone. Later messages stay unread."""
-        if self._reader is not None and self._reader.is_alive():
+        if any(reader.is_alive() for reader in self._readers):
             ending = threading.Thread(target=self._end, name="autodist-mailbox-end", daemon=True)
             ending.start()  # in a thread: the session may no longer answer
             ending.join(_END_LIMIT)
-            self._reader.join(0 if ending.is_alive() else _END_LIMIT)
+            for reader in self._readers:
+                reader.join(0 if ending.is_alive() else _END_LIMIT)
 
     def _end(self) -> None:
-        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session is closed, which also ends the reader
-            self._send([self._worker], _END)
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session is closed, which also ends the readers
+            self._put_ends()
 
-    def _read(self) -> None:
+    def _read(self, other: int) -> None:
         while True:
             try:
-                message = bytes(self._graph_runner.session.run(self._next))
-            except (tf.errors.OpError, RuntimeError):  # the session is closed, or this worker's server gone
+                message = bytes(self._takes[other]()[0])
+            except (tf.errors.OpError, RuntimeError):  # the session is closed, or a server has gone
                 return
             if message == _END:
                 return
-            self._receivers[message[0] - ord("a")](message[1:])
+            self._receivers[message[0] - ord("a")](other, message[1:])
+
+
+def _mail(source: int, to: int) -> Inbox:
+    """Returns the inbox of a worker for the messages of another one; unbounded, so that a sender does not wait."""
+    return Inbox(f"autodist/mail/{source}/{to}", source, (tf.string,), (tf.TensorShape([]),), -1)

@@ -2,69 +2,69 @@
 
 from __future__ import annotations
 
+import queue
+
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
 from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.mailbox import Mailbox
 
-_CAPACITY = 64
+_Received = queue.SimpleQueue[bytes | None]
+"""Messages that have arrived; None once no more do."""
 
 
 class Messages:
-    """One worker's end of the message queues. Each worker reads the chief's messages in order.
+    """One worker's end of the messages. Each worker reads the messages of one sender in order, whenever they arrived.
 
     Args:
-        graph_runner: runs the sending and receiving.
+        graph_runner: runs the sending of posted messages.
+        mailbox: delivers all others; None with one worker.
         worker: index of this worker; 0 is the chief.
         workers: number of workers.
     """
 
-    def __init__(self, graph_runner: GraphRunner, worker: int, workers: int) -> None:
-        self._graph_runner, self._is_chief, self._workers = graph_runner, worker == 0, workers
+    def __init__(self, graph_runner: GraphRunner, mailbox: Mailbox | None, worker: int, workers: int) -> None:
+        self._graph_runner, self._is_chief = graph_runner, worker == 0
+        self._others = range(1, workers)
+        self._from_chief: _Received = queue.SimpleQueue()
+        self._gathered: dict[int, _Received] = {other: queue.SimpleQueue() for other in self._others}
+        self._left: _Received = queue.SimpleQueue()
+        if mailbox is not None:
+            self._send = mailbox.open_box(lambda _, content: self._from_chief.put(content))
+            self._send_to_chief = mailbox.open_box(lambda other, content: self._gathered[other].put(content))
+            self._leave = mailbox.open_box(lambda _, content: self._left.put(content))
         with graph_runner.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])
-            queues = [self._queue(tf.string, f"messages/{w}", w) for w in range(1, workers)]
-            self._send = [queue.enqueue(self._content) for queue in queues]
-            self._receive = None if self._is_chief else queues[worker - 1].dequeue()
-            to_chief = [self._queue(tf.string, f"gathered/{w}", 0) for w in range(1, workers)]
-            self._gather_others = [queue.dequeue() for queue in to_chief]
-            self._send_to_chief = None if self._is_chief else to_chief[worker - 1].enqueue(self._content)
-            posted = self._queue(tf.string, "posted", 0, capacity=-1)  # unbounded: senders do not wait for the chief
+            with tf.device(cpu_of(0, workers)):  # the chief's queue itself: a message is there before its sender's step
+                posted = tf.queue.FIFOQueue(-1, tf.string, [[]], shared_name="autodist/posted")
             self._post = posted.enqueue(self._content)
             self._count_posted, self._take_posted = posted.size(), posted.dequeue()
-            left = self._queue(tf.string, "left", 0, capacity=-1)
-            self._leave, self._take_left = left.enqueue(self._content), left.dequeue_many(max(1, workers - 1))
-            ready = self._queue(tf.bool, "ready", 0)
-            self._send_ready = ready.enqueue(True)
-            self._await_ready = ready.dequeue_many(max(1, workers - 1))
 
-    def _queue(self, dtype: tf.DType, name: str, worker: int, capacity: int = _CAPACITY) -> tf.queue.FIFOQueue:
-        with tf.device(cpu_of(worker, self._workers)):
-            return tf.queue.FIFOQueue(capacity, dtype, [[]], shared_name=f"autodist/{name}")
+    def close(self) -> None:
+        """Makes calls that wait for a message fail."""
+        for received in (self._from_chief, *self._gathered.values(), self._left):
+            received.put(None)
 
     def broadcast(self, content: bytes | None = None) -> bytes:
         """On the chief, sends `content` to all others; on another worker, waits for the next message and returns it."""
-        if self._receive is not None:
-            return bytes(self._graph_runner.session.run(self._receive))
+        if not self._is_chief:
+            return _next(self._from_chief)
         if content is None:
             raise ValueError("the chief sends, it does not receive")
-        if self._send:
-            self._graph_runner.session.run(self._send, {self._content: content})
+        if self._others:
+            self._send(self._others, content)
         return content
 
     def gather(self, content: bytes) -> list[bytes]:
         """On the chief, returns the content of every worker, by index; on another worker, sends it and returns []."""
-        if self._send_to_chief is not None:
-            self._graph_runner.session.run(self._send_to_chief, {self._content: content})
-            return []
-        return (
-            [content, *map(bytes, self._graph_runner.session.run(self._gather_others))]
-            if self._gather_others
-            else [content]
-        )
+        if self._is_chief:
+            return [content, *map(_next, self._gathered.values())]
+        self._send_to_chief([0], content)
+        return []
 
     def post(self, content: bytes) -> None:
-        """Leaves a message that the chief reads at any later time."""
+        """Leaves a message that the chief reads at any later time; returns when it has arrived."""
         self._graph_runner.session.run(self._post, {self._content: content})
 
     def posted(self) -> list[bytes]:
@@ -74,15 +74,16 @@ class Messages:
 
     def leave(self, content: bytes) -> None:
         """On another worker, leaves its final message for the chief."""
-        self._graph_runner.session.run(self._leave, {self._content: content})
+        self._leave([0], content)
 
     def left(self) -> list[bytes]:
         """On the chief, waits for the final messages of all others and returns them, in any order."""
-        return (
-            [bytes(content) for content in self._graph_runner.session.run(self._take_left)] if self._workers > 1 else []
-        )
+        return [_next(self._left) for _ in self._others]
 
-    def barrier(self) -> None:
-        """On the chief, waits until all others have called it, which they do after their last step."""
-        if self._workers > 1:
-            self._graph_runner.session.run(self._await_ready if self._is_chief else self._send_ready)
+
+def _next(received: _Received) -> bytes:
+    content = received.get()
+    if content is None:
+        received.put(None)  # for later calls
+        raise RuntimeError("The run has ended, and no further message arrives.")
+    return content

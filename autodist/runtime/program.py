@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.batch.examples import require_even, require_examples, uneven
+from autodist.graph.inboxes import inboxes_of
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenSharesRequired
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, Step
@@ -45,7 +46,8 @@ class Program:
         graph_runner, prefix = graph_runners.add(step.graph_def)
         present = {node.name for node in step.graph_def.node}
         graph_runners.initialize(graph_runner, {key: prefix + name for key, name in step.initializers.items()})
-        graph_runners.inbox_loops.bring(step.graph_def)  # after the messages that initializers put into inboxes
+        # After the messages that initializers put into inboxes.
+        graph_runners.inbox_loops.bring(inboxes_of(step.graph_def).values())
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
         batch = len(feeds)

@@ -20,7 +20,7 @@ from autodist.batch.examples import share_of, take
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.compressors import Compressor
 from autodist.graph.imported import ImportedGraph
-from autodist.graph.inboxes import SOURCE, inboxes_of
+from autodist.graph.inboxes import SOURCE, inboxes_of, queue_of
 from autodist.graph.names import node_of
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.kernels import Context, rewrite
@@ -32,7 +32,6 @@ from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.placement.partitioning import Partitioning, shard_name
 from autodist.proto import strategy_pb2
-from tests.unit.graph.queues import queue_of
 from tests.unit.kernels.without_stacks import without_stacks
 
 Values = dict[str, np.ndarray]

@@ -18,7 +18,7 @@ from autodist.runs.failed_step import FailedStepGuard
 class Mailbox:
     """A worker's mailbox to which no worker writes."""
 
-    def open_box(self, receive: Callable[[bytes], None]) -> Callable[..., None]:
+    def open_box(self, receive: Callable[[int, bytes], None]) -> Callable[..., None]:
         return lambda workers, content: None
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from autodist.placement.partitioning import Partitioning
 from autodist.runtime import batched_transfers
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
-from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.variables import StoredVariable
 from tests.unit.placement.holders import held_by
 from tests.unit.runtime.servers import start_servers
@@ -47,19 +47,23 @@ def everywhere(value: np.ndarray) -> Holder:
 
 
 @pytest.fixture(scope="module")
-def graph_runners() -> Iterator[list[GraphRunner]]:
+def graph_runners() -> Iterator[list[GraphRunners]]:
     """A session for each worker, on servers in this process."""
-    made = [GraphRunner(target, tf.compat.v1.ConfigProto()) for target in start_servers(WORKERS)]
+    made = [
+        GraphRunners(target, tf.compat.v1.ConfigProto(), worker, WORKERS)
+        for worker, target in enumerate(start_servers(WORKERS))
+    ]
     yield made
-    for graph_runner in made:
-        graph_runner.close()
+    for one in made:
+        one.inbox_loops.close(LIMIT)
+        one.close()
 
 
 @pytest.fixture
-def workers(graph_runners: list[GraphRunner]) -> list[VariableBroadcast]:
+def workers(graph_runners: list[GraphRunners]) -> list[VariableBroadcast]:
     return [
-        VariableBroadcast(graph_runner, k, WORKERS, lambda worker, dtype: cpu_of(worker, WORKERS))
-        for k, graph_runner in enumerate(graph_runners)
+        VariableBroadcast(one, k, WORKERS, lambda worker, dtype: cpu_of(worker, WORKERS))
+        for k, one in enumerate(graph_runners)
     ]
 
 
@@ -77,18 +81,18 @@ def spread(workers: list[VariableBroadcast], values: dict[str, tuple[np.ndarray,
             one.result(LIMIT)
 
 
-def value(graph_runners: list[GraphRunner], worker: int, name: str, like: np.ndarray) -> np.ndarray:
+def value(graph_runners: list[GraphRunners], worker: int, name: str, like: np.ndarray) -> np.ndarray:
     """Returns a worker's value of a variable."""
     dtype = tf.as_dtype(np.asarray(like).dtype)
-    with graph_runners[worker].graph.as_default(), tf.device(cpu_of(worker, WORKERS)):
+    with graph_runners[worker].control.graph.as_default(), tf.device(cpu_of(worker, WORKERS)):
         handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=np.shape(like), shared_name=name)
         read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-    return graph_runners[worker].session.run(read)
+    return graph_runners[worker].control.session.run(read)
 
 
 @pytest.mark.parametrize("most", [1 << 24, 64])
 def test_all_get_what_all_have(
-    graph_runners: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
+    graph_runners: list[GraphRunners], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_transfers, "TRANSFER_BYTES", most)
     given = {f"{name}{most}": (one, everywhere(one)) for name, one in VALUES.items()}
@@ -100,7 +104,7 @@ def test_all_get_what_all_have(
 
 @pytest.mark.parametrize("most", [1 << 24, 40])
 def test_owners_get_their_shards_and_all_the_copies(
-    graph_runners: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
+    graph_runners: list[GraphRunners], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_transfers, "TRANSFER_BYTES", most)
     spread(workers, {f"{name}{most}": (ROWS, one) for name, one in CUTS.items()}, list(range(WORKERS)))
@@ -119,13 +123,13 @@ def test_owners_get_their_shards_and_all_the_copies(
 
 
 def test_the_next_values_of_the_same_variables_find_the_graph_as_it_is(
-    graph_runners: list[GraphRunner], workers: list[VariableBroadcast]
+    graph_runners: list[GraphRunners], workers: list[VariableBroadcast]
 ) -> None:
     for present in ([0, 1, 2, 3, 4, 5], [0, 3, 5], [0, 1, 2, 3, 4, 5]):
-        before = {w: len(graph_runners[w].graph.get_operations()) for w in present}
+        before = {w: len(graph_runners[w].control.graph.get_operations()) for w in present}
         for round_ in range(3):
             spread(workers, {"again": (ROWS + round_, everywhere(ROWS))}, present)
-            now = {w: len(graph_runners[w].graph.get_operations()) for w in present}
+            now = {w: len(graph_runners[w].control.graph.get_operations()) for w in present}
             assert round_ == 0 or now == before
             before = now
         for worker in present[1:]:
@@ -133,13 +137,13 @@ def test_the_next_values_of_the_same_variables_find_the_graph_as_it_is(
 
 
 def test_training_on_a_worker_does_not_change_values_that_another_received(
-    graph_runners: list[GraphRunner], workers: list[VariableBroadcast]
+    graph_runners: list[GraphRunners], workers: list[VariableBroadcast]
 ) -> None:
     """Those in one process may hand on one another's memory."""
     spread(workers, {"trained": (np.ones([1000]), held_by([1000], workers=WORKERS))}, list(range(WORKERS)))
-    with graph_runners[1].graph.as_default(), tf.device(cpu_of(1, WORKERS)):
+    with graph_runners[1].control.graph.as_default(), tf.device(cpu_of(1, WORKERS)):
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[1000], shared_name="trained")
         add = tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones([1000], tf.float64))
-    graph_runners[1].session.run(add)
+    graph_runners[1].control.session.run(add)
     for worker in range(2, WORKERS):
         np.testing.assert_array_equal(value(graph_runners, worker, "trained", np.ones([1000])), np.ones([1000]))

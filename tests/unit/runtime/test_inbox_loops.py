@@ -12,10 +12,9 @@ import tensorflow as tf
 from autodist.errors import ClusterError
 from autodist.graph.devices import cpu_of
 from autodist.graph.editor import NodeDef
-from autodist.graph.inboxes import SOURCE, Inbox, inboxes_of
+from autodist.graph.inboxes import SOURCE, Inbox, inboxes_of, queue_of
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.inbox_loops import IN_TRANSIT
-from tests.unit.graph.queues import queue_of
 from tests.unit.runtime.servers import start_servers
 
 WORKERS = 3
@@ -75,7 +74,7 @@ def taking(workers: list[GraphRunners], at: int, one: Inbox) -> Callable[[], lis
     with runner.graph.as_default(), tf.device(cpu_of(at, WORKERS)):
         handle = runner.graph.get_tensor_by_name(f"{prefix}{graph_def.node[0].name}:0")
         found = tf.raw_ops.QueueDequeueV2(handle=handle, component_types=one.dtypes)
-    workers[at].inbox_loops.bring(graph_def)
+    workers[at].inbox_loops.bring(inboxes_of(graph_def).values())
     return runner.callable(found, [], [])
 
 

@@ -182,7 +182,7 @@ def test_the_first_batch_of_a_data_set_is_sent_when_the_workers_have_joined(capl
 
 def test_the_chief_reads_what_was_posted_by_then():
     graph_runner = GraphRunner("", tf.compat.v1.ConfigProto())
-    messages = Messages(graph_runner, 0, 1)
+    messages = Messages(graph_runner, None, 0, 1)
     assert messages.posted() == []
     for number in range(100):  # more than any other queue holds
         messages.post(b"%d" % number)
