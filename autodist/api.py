@@ -538,7 +538,7 @@ class AutoDist:
         except AutoDistError as error:
             self._run.end.error = error
             log.error("%s", error)
-            watch_script_end().end_by(signal.SIGTERM)
+            watch_script_end().fail()
             return False
         return not watch_script_end().is_bad
 

@@ -78,16 +78,25 @@ class ScriptEnd:
     def end_by(self, number: signal.Signals) -> None:
         """Ends the process by a signal after all exit handlers have run; only the first call counts.
 
-        In exit handlers, only a signal can still make the process's exit status show a failure. It is raised in a C
-        exit handler: exit handlers registered before the import of this module have run by then, and outputs are
-        flushed.
+        The signal is raised in a C exit handler: exit handlers registered before the import of this module have run by
+        then, and outputs are flushed.
         """
         if self._ends_by is not None:
             return
         self._ends_by = number
         if not callable(signal.getsignal(number)):  # it may be ignored; Python restores the default of its own handlers
             signal.signal(number, signal.SIG_DFL)
-        _raise_at_the_end(number)
+        _call_at_the_end("raise", number)
+
+    def fail(self) -> None:
+        """Makes the exit status of the process show a failure, after all exit handlers have run.
+
+        Python has set the status before it runs exit handlers, so a C exit handler sets another one. The status is 1,
+        unless the script has chosen one; a signal (`end_by`) comes before both.
+        """
+        if self._ends_by is None:
+            chosen = self._exit_argument
+            _call_at_the_end("_exit", chosen if isinstance(chosen, int) and chosen else 1)
 
     def end_script_by(self, number: signal.Signals) -> NoReturn:
         """Ends the script by an exception and the process by a signal: `finally` blocks and exit handlers run.
@@ -209,10 +218,10 @@ def _is_after_the_script(frame: FrameType | None) -> bool:
     return is_ending or not threading.main_thread().is_alive()
 
 
-def _raise_at_the_end(number: signal.Signals) -> None:
-    """Makes the C library raise a signal when the process exits, after Python's own exit."""
+def _call_at_the_end(function: str, number: int) -> None:
+    """Makes the C library call one of its functions when the process exits, after Python's own exit; the last first."""
     c = ctypes.CDLL(None)
-    c.__cxa_atexit(ctypes.cast(getattr(c, "raise"), ctypes.c_void_p), ctypes.c_void_p(number), None)
+    c.__cxa_atexit(ctypes.cast(getattr(c, function), ctypes.c_void_p), ctypes.c_void_p(number), None)
 
 
 _the_one: list[ScriptEnd] = []

@@ -132,7 +132,8 @@ def find_stall(chief: WorkerProgress, others: Mapping[str, WorkerProgress], limi
         return None
     return Stall(
         next(iter(others)), f"and all others have waited for one another for {longest:.0f} s, in different steps. "
-        f"{SAME_STEPS} If a step waits for something else, raise `deadlock_timeout`."
+        f"{SAME_STEPS} If they do, check that the network and firewalls pass what TensorFlow's servers send. If a step "
+        "waits for something else, raise `deadlock_timeout`."
     )  # fmt: skip
 
 

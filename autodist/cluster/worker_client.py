@@ -220,7 +220,7 @@ class WorkerClient:
     def _watch_timeout(self) -> None:
         """Ends the script if its agent sends no message within the timeout."""
         while not self._ended.wait(self._timeout.poll_interval):
-            if self._timeout.has_expired():
+            if self._timeout.has_expired() and self._is_kept_by_agent():  # else its guard ends the script
                 # In a thread: the agent reads this process's output, and a full pipe blocks.
                 threading.Thread(target=self._report_silence, name="autodist-silent-agent", daemon=True).start()
                 self._end(released=False)

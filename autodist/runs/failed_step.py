@@ -107,10 +107,16 @@ class FailedStepGuard:
         if self._error is None:
             self._record(error)
 
-    def close(self) -> None:
-        """Stops the timer: the end of the script ends the run for the others."""
+    def close(self, is_survived: bool = False) -> None:
+        """Stops the timer at the end of the script.
+
+        Args:
+            is_survived: True if the script ends well, so that its exit status does not show the missed step.
+        """
         if self._timer is not None:
             self._timer.cancel()
+            if is_survived and self._error is not None:
+                self._survive(self._error)
 
     def _settle(self, error: BaseException, is_before: bool) -> None:
         if error is self._error or error is self._met_by_all:

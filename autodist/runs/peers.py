@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -40,8 +41,14 @@ _GONE = (
 # Those that TensorFlow usually raises if another worker is gone, and rarely for a reason in the script.
 _ECHOES = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
+# TensorFlow's text about a call to another worker's server, and gRPC's text about the failure of the call.
+_CALLED_SERVER = re.compile(r"from remote target /job:\w+/replica:\d+/task:(\d+) while calling")
+_FAILURE_OF_CALL = re.compile(r'grpc_message:"([^"]*)"')
+
 # Seconds within which the coordinator has handled a lost worker; only a halted process exceeds it.
 _CAUSE_LIMIT = 60.0
+
+_CHECK_CONNECTION = "check that the network and firewalls between the machines keep connections open"
 
 _joined: list[Peers] = []
 """The peers that this process has joined."""
@@ -262,6 +269,7 @@ class Peers:
 
         Raises:
             WorkerFailedError: another worker failed.
+            ClusterError: on another worker than the chief, that its connection to a worker's server broke.
         """
         if self._executor is None:
             return call(*args)
@@ -270,9 +278,11 @@ class Peers:
         except WorkerFailedError as failure:
             raise self._without_traceback(failure) from None
         except _GONE as error:
-            cause = self.cause_of(error)
-            if cause is not None:
+            cause = self.cause_of(error) or self._broken_connection(error)
+            if isinstance(cause, WorkerFailedError):
                 raise self._without_traceback(cause) from None
+            if cause is not None:
+                raise cause from error
             raise
 
     def cause_of(self, error: BaseException) -> WorkerFailedError | None:
@@ -283,6 +293,22 @@ class Peers:
         if self._launch is None or not isinstance(error, _GONE):
             return None
         return self.failure or self._launch.coordinator.first_cause(self._spec.cause_timeout)
+
+    def _broken_connection(self, error: BaseException) -> ClusterError | None:
+        """Returns the error for a broken connection to the server of a worker that has not ended; None for others.
+
+        On the chief, that worker counts as lost.
+        """
+        called, failure = _CALLED_SERVER.search(str(error)), _FAILURE_OF_CALL.search(str(error))
+        if called is None or not isinstance(error, tf.errors.UnavailableError):
+            return None
+        worker = self._spec.workers[int(called[1])].name
+        end = f"broke{f' ({failure[1]})' if failure else ''}, and the script there goes on; {_CHECK_CONNECTION}"
+        if self._launch is None:
+            return ClusterError(f"the connection to TensorFlow's server of {worker} {end}.")
+        reason = f"was lost: the connection to its TensorFlow server {end}"
+        self._launch.coordinator.end_with_failure(worker, reason, is_lost=True)
+        return self._launch.coordinator.first_cause(_CAUSE_LIMIT)
 
     def _without_traceback(self, failure: WorkerFailedError) -> WorkerFailedError:
         """Returns the failure without its traceback, so that its message is the last text that the user reads."""

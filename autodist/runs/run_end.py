@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -128,7 +129,7 @@ class RunEnd:
 
     def finish(self) -> None:
         """Ends the run at the end of the script: the chief waits for all workers, the others wait for the chief."""
-        self._failed_step.close()
+        self._failed_step.close(is_survived=not self._script_end.is_bad)
         # The end of inbox loops fills TensorFlow's log. Other workers' agents filter their output all the time.
         with quiet_tensorflow(self._is_chief and self._peers.have_joined):
             try:
@@ -151,6 +152,8 @@ class RunEnd:
         # Before the other workers end, since closing contacts their servers.
         self._close_session()
         if self.is_bad:  # another worker only leaves; its agent reports that to the chief
+            if self._is_interrupted and not self._is_chief:  # the chief reports it as the reason of this worker's end
+                self._script_end.end_by(signal.SIGINT)
             self._peers.abort(_INTERRUPTED if self._is_interrupted else self.reason)
             for error in self._run_callbacks():  # after the others are notified; the outcome is already known
                 log.error("%s", error)

@@ -79,6 +79,26 @@ def test_a_process_ends_by_a_signal_though_its_output_goes_nowhere() -> None:
     assert done.returncode == -signal.SIGTERM, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ("end.fail()", 1),
+        ("end.fail(); end.fail(); sys.exit(3)", 1),
+        ("atexit.register(end.fail); sys.exit(3)", 3),
+        ("atexit.register(end.fail); sys.exit('no data')", 1),
+        ("atexit.register(end.fail); 1 / 0", 1),
+        ("end.fail(); end.end_by(signal.SIGTERM)", -signal.SIGTERM),
+        ("end.end_by(signal.SIGTERM); end.fail()", -signal.SIGTERM),
+    ],
+)
+def test_a_failure_that_only_exit_handlers_see_shows_in_the_status_after_all_of_them(ends: str, status: int) -> None:
+    script = "import signal\natexit.register(lambda: print('kept'))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", START + script + ends], check=False, capture_output=True, text=True, timeout=20
+    )
+    assert ("first registered" in done.stdout, "kept" in done.stdout, done.returncode) == (True, True, status)
+
+
 def test_an_interrupt_that_the_script_catches_is_noted() -> None:
     script = """
 import signal

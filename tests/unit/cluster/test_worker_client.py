@@ -136,5 +136,16 @@ def test_a_script_ends_itself_when_its_agent_sends_nothing_for_too_long(monkeypa
     chief.leave()
 
 
+def test_an_agent_that_ends_its_script_is_not_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the guard gives the script more time than an agent may be silent."""
+    ended = threading.Event()
+    monkeypatch.setattr("autodist.cluster.worker_client._end_own_group", lambda limit: ended.set())
+    chief = Chief(silence_timeout=0.2)
+    chief.end_the_script()
+    assert not ended.wait(1.5)
+    chief.leave()
+    assert ended.wait(30)  # without its agent, the script ends
+
+
 def test_without_that_sigterm_ends_the_script(chief: Chief) -> None:
     assert not watch_script_end().heeds_termination()

@@ -124,6 +124,17 @@ def test_nobody_is_ended_where_the_script_ends_by_the_step_that_it_missed():
     assert not timer.is_alive() and not ended
 
 
+def test_the_others_are_ended_at_the_end_of_a_script_that_ends_well_in_spite_of_a_missed_step():
+    ended: list[BaseException] = []
+    missed = FailedStepGuard(lambda: True, on_survived=ended.append, patience=60.0)
+    missed.close(is_survived=True)
+    error = ValueError("too long")
+    with pytest.raises(ValueError, match="too long"), missed.guarding():
+        raise error
+    missed.close(is_survived=True)
+    assert ended == [error]
+
+
 @pytest.mark.parametrize("is_alike", [True, False])
 def test_an_error_that_leaves_several_contexts_is_settled_once(is_alike: bool):
     asked: list[bool] = []

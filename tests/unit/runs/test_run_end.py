@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,10 @@ class Script:
         self.interrupted_at: float | None = None
         self.is_terminated = False
         self.uncaught: list[BaseException] = []
+        self.ended_by: list[signal.Signals] = []
+
+    def end_by(self, number: signal.Signals) -> None:
+        self.ended_by.append(number)
 
     @property
     def is_bad(self) -> bool:
@@ -53,7 +58,9 @@ def done() -> list[str]:
     return []
 
 
-def end_of(done: list[str], await_updates: Callable[[], None] | None = None, **known: Any) -> RunEnd:
+def end_of(
+    done: list[str], await_updates: Callable[[], None] | None = None, is_chief: bool = True, **known: Any
+) -> RunEnd:
     peers = SimpleNamespace(
         **{"failure": None, "have_joined": True, "is_raised": False, "fault": None, "leaving": (), **known},
         abort=lambda reason: done.append(f"abort: {reason}"),
@@ -61,7 +68,7 @@ def end_of(done: list[str], await_updates: Callable[[], None] | None = None, **k
     )
     made = RunEnd(
         SPEC,
-        True,
+        is_chief,
         peers,  # type: ignore[arg-type]
         FailedStepGuard(lambda: True),
         await_updates or (lambda: done.append("updates")),
@@ -114,6 +121,16 @@ def test_ctrl_c_that_was_caught_is_told(script: Script, done: list[str]) -> None
     script.interrupted_at = 1.0
     end_of(done).finish()
     assert done[:2] == ["session", "abort: the chief was interrupted"]
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_ctrl_c_that_another_worker_s_script_caught_ends_its_process_by_the_signal(
+    script: Script, done: list[str], is_chief: bool
+) -> None:
+    """Otherwise the chief would report an exit status of 0 as the cause."""
+    script.interrupted_at = 1.0
+    end_of(done, is_chief=is_chief).finish()
+    assert script.ended_by == ([] if is_chief else [signal.SIGINT])
 
 
 def test_the_end_of_another_worker_that_no_step_has_told_is_raised(script: Script, done: list[str]) -> None:
