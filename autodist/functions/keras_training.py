@@ -15,6 +15,7 @@ from autodist.capture.function import CapturedFunction
 from autodist.capture.keras.evaluations import Evaluations, LegacyEvaluations
 from autodist.capture.keras.fits import Fits
 from autodist.capture.keras.libraries import uses_legacy_keras, when_imported
+from autodist.capture.keras.model_state import reset_variables
 from autodist.capture.keras.models import KerasModels, LegacyModels
 from autodist.checkpoint.fit_wrappers import AroundFit, AroundLegacyFit
 from autodist.errors import (
@@ -51,7 +52,13 @@ class KerasTraining:
             is_alike, have_joined = self._is_global and run.spec.shard is None, lambda: run.have_joined
             refusing = run.failed_step.guarding_until_step
             self._fits = Fits(
-                run.index == 0, run.coordination.share_text, run.flush_together, is_alike, have_joined, refusing
+                run.index == 0,
+                run.coordination.share_text,
+                run.flush_together,
+                self._note_reset,
+                is_alike,
+                have_joined,
+                refusing,
             )
         shares = run.spec.shares_batches and self._is_global
         self._models = KerasModels(
@@ -97,8 +104,12 @@ class KerasTraining:
             digest_of=digest_of,
             validates=fits.validates if fits is not None else lambda model: False,
             noting_interrupts=run.end.noting_interrupts,
+            on_reset=self._note_reset,
             on_own=run.early_values.warn,
         )
+
+    def _note_reset(self, model: Any) -> None:
+        self._run.tracker.mark_reset(reset_variables(model))
 
 
 class EvaluationStep(DistributedFunction):

@@ -20,7 +20,7 @@ from autodist.placement.synchrony import SyncMode
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.run import Run
-from autodist.runs.variable_sync import is_in_lockstep
+from autodist.runs.variable_sync import is_in_lockstep, is_synchronous
 from autodist.runtime.program import Program
 from autodist.runtime.variables import TrackedVariable
 
@@ -85,7 +85,7 @@ class RunningStep:
 
     def __post_init__(self) -> None:
         self._written = [self.variables[self.step.by_handle[h].name] for h in sorted(written_handles(self.step))]
-        self._keeps_pace = is_in_lockstep(self.strategy)
+        self._keeps_pace, self._is_synchronous = is_in_lockstep(self.strategy), is_synchronous(self.strategy)
 
     @property
     def is_dry_run(self) -> bool:
@@ -148,7 +148,9 @@ class RunningStep:
     def _outputs_of(self, call: Callable[[Program], list[np.ndarray]], program: Program) -> list[np.ndarray]:
         variable_sync = self.run.variable_sync
         while True:
-            action = variable_sync.before_step(self.variables.values(), self.run.flush, self._keeps_pace)
+            action = variable_sync.before_step(
+                self.variables.values(), self.run.flush, self._keeps_pace, self._is_synchronous
+            )
             empty = None
             try:
                 outputs = self.run.guard(call, program)

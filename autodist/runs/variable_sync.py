@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autodist.logs.formatting import some_of
-from autodist.placement.synchrony import SyncMode
+from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
@@ -63,7 +63,11 @@ class VariableSync:
             )
 
     def before_step(
-        self, variables: Iterable[TrackedVariable], flush: Callable[[], None], is_in_lockstep: bool
+        self,
+        variables: Iterable[TrackedVariable],
+        flush: Callable[[], None],
+        is_in_lockstep: bool,
+        is_synchronous: bool,
     ) -> StepAction:
         """Sends values written between steps to all workers; returns the action, which shows if the step counts.
 
@@ -71,6 +75,8 @@ class VariableSync:
             variables: variables of the step.
             flush: waits until all writes requested by earlier steps have been applied.
             is_in_lockstep: True if no worker can finish the step before all others have begun it.
+            is_synchronous: True if every worker's variables are those of one device between two steps. Each worker
+                then sets the variables itself that all assign alike.
         """
         self._tracker.compare_aliased()
         ahead = [t for t in variables if t.is_ahead]
@@ -79,6 +85,10 @@ class VariableSync:
                 flush()
                 self._guard(self._variable_slices.set, ahead, _mark_current)
             return StepAction.STEP
+        alike = [t for t in ahead if t.is_alike] if is_synchronous else []
+        if alike:
+            self._guard(self._variable_slices.set, alike, _mark_current, [self._broadcast.worker])
+            ahead = [t for t in ahead if t.is_ahead]
         if self._consensus.begins(bool(ahead)):
             if self._consensus.owes_answers:
                 self._guard(self._consensus.answer_waiting)
@@ -154,7 +164,14 @@ def _mark_current(tracked: TrackedVariable) -> None:
 
 def is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
     """Returns True if no worker can finish a step before all have begun it; also True for evaluation (no variables)."""
-    synchronies = [synchronizer.synchrony for _, synchronizer in all_synchronizers(strategy)]
-    return not synchronies or any(
-        k is None or k.mode is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in synchronies
-    )
+    synchronies = _synchronies(strategy)
+    return not synchronies or any(k.mode is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in synchronies)
+
+
+def is_synchronous(strategy: strategy_pb2.Strategy) -> bool:
+    """Returns True if each step waits for the updates of all workers; also True for evaluation (no variables)."""
+    return not any(k.runs_ahead for k in _synchronies(strategy))
+
+
+def _synchronies(strategy: strategy_pb2.Strategy) -> list[Synchrony]:
+    return [synchronizer.synchrony or Synchrony() for _, synchronizer in all_synchronizers(strategy)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class TrackedVariable:
         holder: the groups that hold the value in the session; every worker until a step decides otherwise.
         is_settled: True if a step that trains it, or that stores state for such a step, has decided the holder.
         is_ahead: True if Python has assigned a value that the session does not have yet (initially true).
+        is_alike: True if every worker assigns the value that is ahead, so that none needs the chief's.
         is_behind: True if a step of this worker has written it, so that the script's object has an older value.
         is_asynchronous: True if steps of other workers write it as well, at any time.
         is_aliased: True if another object holds its handle (for example a data set's function) and uses it unobserved.
@@ -63,6 +64,7 @@ class TrackedVariable:
     holder: Holder
     is_settled: bool = False
     is_ahead: bool = True
+    is_alike: bool = False
     is_behind: bool = False
     is_asynchronous: bool = False
     is_aliased: bool = False
@@ -112,7 +114,7 @@ class TrackedVariable:
         Args:
             is_same: True if the script's object has the same value, which stays current unless it is freed.
         """
-        self.is_ahead = False
+        self.is_ahead = self.is_alike = False
         if not is_same or self.byte_size >= LARGE:
             self.fall_behind()
 
@@ -178,6 +180,12 @@ class VariableTracker:
             if state is not None and state.shape == tuple(tracked.source.shape):
                 tracked.source.assign(state)
 
+    def mark_reset(self, sources: Iterable[tf.Variable]) -> None:
+        """Marks those variables that Python has just set to zero, on every worker alike."""
+        for tracked in map(self.of, sources):
+            if tracked is not None and tracked.is_ahead and not tracked.is_aliased and not tracked.is_asynchronous:
+                tracked.is_alike = not np.any(tracked.read())
+
     def compare_aliased(self) -> None:
         """Marks aliased variables whose value has changed since the last step."""
         for tracked in self._aliased:
@@ -205,7 +213,7 @@ class VariableTracker:
                 self._pull(tracked)
 
         def after_write() -> None:
-            tracked.is_ahead, tracked.is_behind = True, False
+            tracked.is_ahead, tracked.is_behind, tracked.is_alike = True, False, False
 
         def after_alias() -> None:
             if not tracked.is_aliased:

@@ -58,3 +58,46 @@ def test_all_workers_go_on_from_the_chiefs_values(
         reported = "has written kernel on this worker and not on the chief"
         assert (run.stderr + run.stdout).count(reported) == (1 if writes == OTHER else 0), run.stderr
         run.assert_gone()
+
+
+METRICS = """
+import keras
+from autodist.runtime.write_consensus import WriteConsensus
+
+waits, agree = [], WriteConsensus.agree
+WriteConsensus.agree = lambda *args: (waits.append(1), agree(*args))[1]
+x = np.arange(24.0).reshape(8, 3)
+
+class ChiefWrites(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if ad.is_chief and epoch == 1:
+            self.model.metrics[0].total.assign(1000.0)
+
+with ad.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
+    losses = model.fit(x, x[:, :1] * 2, batch_size=4, verbose=0).history["loss"]
+    started = len(waits)
+    losses += model.fit(
+        x, x[:, :1] * 2, batch_size=4, epochs=2, validation_data=(x, x[:, :1] * 2), verbose=0
+    ).history["loss"]
+    losses.append(model.evaluate(x, x[:, :1] * 2, batch_size=4, verbose=0)[0])
+    losses.append(model.evaluate(x, x[:, :1] * 2, batch_size=4, verbose=0)[0])
+    resets = len(waits) - started
+    written = model.fit(x, x[:, :1] * 2, batch_size=4, epochs=2, callbacks=[ChiefWrites()], verbose=0).history["loss"]
+keep(losses=losses, started=started, resets=resets, written=written, writes=len(waits) - started - resets)
+"""
+
+
+def test_no_worker_waits_for_values_after_keras_has_reset_the_metrics(tmp_path: Path):
+    nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
+    with Training(tmp_path, METRICS, {"nodes": nodes, "strategy": {"builder": "AllReduce"}}) as run:
+        assert run.wait(120) == 0, run.stderr
+        chief, other = run.kept(0), run.kept(1)
+        for kept in (chief, other):
+            np.testing.assert_allclose(kept["losses"], np.full(5, kept["losses"][0]), rtol=1e-6)
+            assert kept["started"] > 0 and kept["resets"] == 0
+            first, second = kept["written"]
+            assert kept["writes"] > 0 and abs(second - first - 1000 / 8) < 1e-3 * second
+        np.testing.assert_array_equal(chief["written"], other["written"])
+        run.assert_gone()

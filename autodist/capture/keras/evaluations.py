@@ -51,6 +51,7 @@ class Evaluations:
         digest_of: returns a digest of an array.
         validates: returns True if a model is being validated in `fit`, which all workers do.
         noting_interrupts: context around each evaluation; its argument returns True if all workers make it.
+        on_reset: called with a model whose metrics Keras has reset on every worker.
         on_own: called with the name of a method and the variables of its model if this worker computes alone.
     """
 
@@ -63,10 +64,11 @@ class Evaluations:
         noting_interrupts: Callable[[Callable[[], bool]], AbstractContextManager[None]] = lambda is_shared: (
             nullcontext()
         ),
+        on_reset: Callable[[Any], None] = lambda model: None,
         on_own: Callable[[str, Sequence[Any]], None] = lambda method, variables: None,
     ) -> None:
         self.distribute, self.is_collective, self.digest_of = distribute, is_collective, digest_of
-        self.validates, self.on_own = validates, on_own
+        self.validates, self.on_reset, self.on_own = validates, on_reset, on_own
         self._noting_interrupts = noting_interrupts
         self._lengths: dict[tuple[int, str], Callable[[], Mapping[str, str]]] = {}
 
@@ -123,13 +125,13 @@ class Evaluations:
 
         return with_bound_arguments(method, call)
 
-    def lengths(self, model: keras.Model, name: str) -> Mapping[str, str]:
+    def lengths(self, model: keras.Model, name: str) -> Mapping[str, str] | None:
         """Returns the arguments that determine the number of batches of the current `evaluate` or `predict`.
 
-        Empty for a call with a single batch, also one by a callback in the meantime.
+        None for a call with a single batch, also one by a callback in the meantime.
         """
         lengths = self._lengths.pop((id(model), name), None)
-        return {} if lengths is None else lengths()
+        return None if lengths is None else lengths()
 
     def _maker(self, model: keras.Model, name: str, shared: type[Shared]) -> Callable[..., Any]:
         def make_function(force: bool = False) -> Any:
@@ -162,6 +164,7 @@ class Shared:
         step = evaluations.own_step(model, name)
         self._step: TracedStep | None = evaluations.distribute(step, bool(model.jit_compile))
         self._is_shared: bool | None = None
+        self._has_reset = False
         self._has_logged = False
 
     def begin(self) -> None:
@@ -208,6 +211,8 @@ class Shared:
     def _shares(self, data: Any) -> bool:
         if self._is_shared is None:
             self._is_shared = self._step is not None and not self._model.run_eagerly and self._is_collective(data)
+            if self._is_shared and self._has_reset:
+                self._evaluations.on_reset(self._model)
             if not self._is_shared:
                 method = "evaluate" if self._name == "test" else self._name
                 variables = [*map(plain_variable, self._model.variables)]
@@ -233,6 +238,8 @@ class Shared:
         leaves = tf.nest.flatten(data, expand_composites=True)
         digests = [self._evaluations.digest_of(leaf) if is_array(leaf) else repr(leaf) for leaf in leaves]
         lengths = self._evaluations.lengths(self._model, self._name)
+        self._has_reset = lengths is not None and self._name == "test"
+        lengths = lengths or {}
         return _hash(model), _hash([str(self._step.traces), *digests, *(f"{one}: {lengths[one]}" for one in lengths)])
 
 

@@ -64,6 +64,7 @@ class Fits:
         is_chief: True if this worker is the chief.
         share: returns the chief's text on every worker.
         flush_together: returns once all writes by the steps of all workers are applied; a collective call.
+        on_reset: called with a model whose metrics Keras has reset on every worker.
         is_global: True if every worker passes the same data to `fit`, and none reads files of its own.
         have_joined: returns True if the workers can agree on the one that writes a file.
         refusing: context around each call, in which this worker may reject the call before its first step.
@@ -74,11 +75,13 @@ class Fits:
         is_chief: bool,
         share: Share,
         flush_together: Callable[[], None],
+        on_reset: Callable[[Any], None] = lambda model: None,
         is_global: bool = True,
         have_joined: Callable[[], bool] = lambda: True,
         refusing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._is_chief, self._share, self._flush_together = is_chief, share, flush_together
+        self._on_reset = on_reset
         self._is_global, self._have_joined, self._refusing = is_global, have_joined, refusing
         self._calls: list[_Call] = []
         self._has_logged = False
@@ -162,7 +165,7 @@ class Fits:
         logs, decisions, library = _ChiefsLogs, _ChiefsDecisions, callbacks_of(model)
         if is_legacy(model):
             logs, decisions = _of_legacy(_Logs), _of_legacy(_LegacyDecisions)
-        first = logs(self._share, self._is_chief, self._flush_together)
+        first = logs(self._share, self._is_chief, self._flush_together, self._on_reset)
         last = decisions(self._share, self._is_chief, given)
         ours: list[keras.callbacks.Callback] = [first, *called, last]
         if not isinstance(passed, library.CallbackList):
@@ -177,12 +180,20 @@ class Fits:
 class _Logs:
     """First callback: sets the chief's logs at the end of an epoch for all other callbacks.
 
-    At the end of training, the steps of all workers are complete before the other callbacks run.
+    At the start of an epoch, Keras has just reset the metrics on every worker. At the end of training, the steps of all
+    workers are complete before the other callbacks run.
     """
 
-    def __init__(self, share: Share, is_chief: bool, flush_together: Callable[[], None]) -> None:
+    model: Any
+
+    def __init__(
+        self, share: Share, is_chief: bool, flush_together: Callable[[], None], on_reset: Callable[[Any], None]
+    ) -> None:
         super().__init__()
-        self._share, self._is_chief, self._flush_together = share, is_chief, flush_together
+        self._share, self._is_chief, self._flush_together, self._on_reset = share, is_chief, flush_together, on_reset
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._on_reset(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         chiefs_text = self._share(json.dumps({name: _plain(value) for name, value in (logs or {}).items()}))

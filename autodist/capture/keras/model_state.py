@@ -7,6 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from autodist.capture.local_steps import plain_variable
+from autodist.tf_compat.patches import definer_of
+
 BEFORE_STEP = "_autodist_before_step"
 """Attribute of a model: a callback for its next training step, called before it when metrics have their variables."""
 
@@ -44,6 +47,19 @@ def is_about_to_step(model: keras.Model) -> None:
     waiting = vars(model).pop(BEFORE_STEP, None)
     if waiting is not None:
         waiting()
+
+
+def reset_variables(model: Any) -> list[tf.Variable]:
+    """Returns the variables of those metrics that Keras's own code resets at the start of an epoch or evaluation."""
+    if not _is_keras(model, "reset_metrics"):
+        return []
+    metrics = [one for metric in model.metrics for one in getattr(metric, "metrics", [metric])]
+    return [plain_variable(v) for metric in metrics if _is_keras(metric, "reset_state") for v in metric.variables]
+
+
+def _is_keras(instance: Any, method: str) -> bool:
+    package = definer_of(type(instance), method).__module__.partition(".")[0]
+    return package in ("keras", "tf_keras") and method not in vars(instance)
 
 
 def _outputs(model: keras.Model) -> Any:

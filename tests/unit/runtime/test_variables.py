@@ -155,3 +155,22 @@ def test_generators_go_on_as_soon_as_a_step_has_them():
     later[0].assign([0, 0])
     tracked(second, ([1, 1],))
     assert later[0].numpy().tolist() == [0, 0], "once, and not again"
+
+
+def test_only_what_python_has_just_set_to_zero_is_alike_on_all_workers(session):
+    reset, other, untouched = (tf.Variable([1.0, 2.0]) for _ in range(3))
+    tracked = [session.track(one, NEW) for one in (reset, other, untouched)]
+    reset.assign([0.0, 0.0])
+    other.assign([0.0, 1.0])
+    session.tracker.mark_reset([reset, other, untouched, tf.Variable(0.0)])
+    assert [one.is_alike for one in tracked] == [True, False, False]
+    tracked[0].hand_over(is_same=True)
+    assert not tracked[0].is_alike
+
+
+def test_a_later_assignment_may_differ_between_workers(session, variable):
+    tracked = session.track(variable, NEW)
+    variable.assign([0.0, 0.0])
+    session.tracker.mark_reset([variable])
+    variable.assign([0.0, 0.0])
+    assert tracked.is_ahead and not tracked.is_alike

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from autodist.capture.keras.model_state import make_state
+from autodist.capture.keras.model_state import make_state, reset_variables
 
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 
@@ -92,3 +92,34 @@ def test_metrics_that_do_not_fit_are_refused_in_keras_words() -> None:
     model.compile("sgd", "mse", metrics={"c": ["mae"]})
     with pytest.raises(ValueError, match="metrics"):
         make_state(model, (X, {"a": Y, "b": Y}))
+
+
+class _OwnReset(keras.metrics.MeanAbsoluteError):
+    def reset_state(self) -> None:
+        """Keeps its state."""
+
+
+class _OwnResets(keras.Sequential):
+    def reset_metrics(self) -> None:
+        """Keeps all states."""
+
+
+@pytest.mark.parametrize("make, labels", CASES.values(), ids=CASES)
+def test_keras_resets_all_variables_of_its_metrics(make: Callable[[], keras.Model], labels: Any) -> None:
+    model = make()
+    model.train_on_batch(X, labels)
+    assert {id(v) for v in reset_variables(model)} == {id(v.value) for v in model.metrics_variables}
+    for variable in reset_variables(model):
+        variable.assign(np.ones(variable.shape))
+    model.reset_metrics()
+    assert not any(np.any(variable) for variable in reset_variables(model))
+
+
+def test_resets_by_the_scripts_own_code_are_left_out() -> None:
+    model = _one_output(metrics=lambda: ["mae", _OwnReset()])
+    model.train_on_batch(X, Y)
+    assert len(reset_variables(model)) == len(model.metrics_variables) - 2
+    model = _OwnResets([keras.Input((3,)), keras.layers.Dense(2)], name="own")
+    model.compile("sgd", "mse")
+    model.train_on_batch(X, Y)
+    assert reset_variables(model) == []
