@@ -23,6 +23,8 @@ from autodist.resources import ResourceSpec
 from autodist.strategies import call_builder, check_strategy, chosen_builder, graph_config, resolve_specs
 from tests.replay.cases import CLUSTERS, LOOKED_AT, STRATEGIES, Case
 from tests.replay.stored import PIPELINES, StoredStep
+from tests.transfers.graphs import Transfers
+from tests.transfers.steps import transfers_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Replayed:
         changed_by: the kernels, and the rules for rows, that changed the step of a worker.
         reductions: recorded by kernels.
         fault: the fault in the last worker's step after a kernel; None: there is none, or it was not verified.
+        transfers: between the workers.
     """
 
     text: str
@@ -42,6 +45,7 @@ class Replayed:
     changed_by: frozenset[str]
     reductions: tuple[PendingReduction, ...]
     fault: str | None
+    transfers: Transfers
 
 
 load = cache(StoredStep.load)
@@ -55,16 +59,25 @@ def replay(case: Case) -> Replayed:
     watch = _Watch()
     workers = len(machines(case.cluster).workers)
     text = _text_of_strategy(strategy)
+    steps = []
     for worker in range(workers):
         watch.verifies = worker == workers - 1 and case in LOOKED_AT
-        rewritten = _rewrite(
-            step,
-            captured,
-            Context(strategy, worker, Fetching.BY_ALL if step.reduces_outputs else Fetching.BY_EACH),
-            watch,
-        )
-        text += f"worker {worker}\n" + text_of_step(rewritten, captured)
-    return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.reductions), watch.fault)
+        steps.append(_rewrite(step, captured, _context(step, strategy, worker), watch))
+        text += f"worker {worker}\n" + text_of_step(steps[-1], captured)
+    return Replayed(
+        text, strategy, frozenset(watch.changed_by), tuple(watch.reductions), watch.fault, transfers_of([steps])
+    )
+
+
+def rewritten(case: Case) -> list[Step]:
+    """Returns the step of each worker."""
+    step, captured, strategy = _planned(case)
+    workers = range(len(machines(case.cluster).workers))
+    return [_rewrite(step, captured, _context(step, strategy, worker)) for worker in workers]
+
+
+def _context(step: StoredStep, strategy: strategy_pb2.Strategy, worker: int) -> Context:
+    return Context(strategy, worker, Fetching.BY_ALL if step.reduces_outputs else Fetching.BY_EACH)
 
 
 def _planned(case: Case) -> tuple[StoredStep, Step, strategy_pb2.Strategy]:
@@ -111,7 +124,7 @@ def _shared_name(step: Step, handle: str) -> bytes:
     return step.graph_index.nodes[handle].attr["shared_name"].s
 
 
-def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch) -> Step:
+def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch | None = None) -> Step:
     """Rewrites a step as a session does: another worker's fetch is sent only if all workers fetch it."""
     kernels = PIPELINES[step.pipeline]
     try:

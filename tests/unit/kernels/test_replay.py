@@ -23,6 +23,7 @@ from tests.replay.names import differ_by_names_alone
 from tests.replay.recorded import difference, recorded, recorded_names, recorded_version, tensorflow_version
 from tests.replay.rewriting import load, replay
 from tests.replay.stored import PIPELINES, StoredStep, stored_names
+from tests.transfers.graphs import faults_of
 
 LINES = 30
 
@@ -101,6 +102,10 @@ def test_every_synchronizer_and_compressor_is_carried_out(replayed):
 
 def test_all_sequences_of_kernels_are_passed():
     assert {load(case.step).pipeline for case in CASES.values()} == set(PIPELINES)
+
+
+def test_no_order_of_messages_blocks_the_workers_or_fills_a_queue(replayed):
+    assert [fault for one in replayed for fault in faults_of(one.transfers)] == []
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
