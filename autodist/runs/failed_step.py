@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.logs.formatting import words_of
@@ -60,13 +61,12 @@ class FailedStepGuard:
         """Returns True if a step was made later than `moment`, by `time.monotonic`."""
         return self._last_step_at is not None and self._last_step_at > moment
 
-    @contextmanager
     def guarding(
         self,
         but: type[Exception] | tuple[type[Exception], ...] = (),
         is_step: bool = True,
         is_before: bool = False,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Context of a collective call: marks it as missed if it raises here.
 
         Args:
@@ -78,17 +78,19 @@ class FailedStepGuard:
             ClusterError: this worker missed an earlier step.
             WorkerFailedError: this worker missed an earlier step because another worker failed.
         """
-        with self.step_lock:
-            self._raise_if_missed()
-            self._met_by_all = None
-            try:
-                yield
-            except BaseException as error:  # Ctrl-C, too
-                if self._others_wait() and not isinstance(error, but):
-                    self._settle(error, is_before)
-                raise
-            if is_step:
-                self._last_step_at = time.monotonic()
+        return _GuardedCall(self, but, is_step, is_before)
+
+    def begin(self) -> None:
+        """Begins a collective call; see `guarding`."""
+        self._raise_if_missed()
+        self._met_by_all = None
+
+    def end(self, error: BaseException | None, is_step: bool, is_before: bool) -> None:
+        """Ends a collective call, which may have raised an error that not all workers raise; see `guarding`."""
+        if error is None:
+            self._last_step_at = time.monotonic() if is_step else self._last_step_at
+        elif self._others_wait():
+            self._settle(error, is_before)
 
     @contextmanager
     def guarding_until_step(self) -> Iterator[None]:
@@ -151,3 +153,31 @@ class FailedStepGuard:
                 f"this worker failed in an earlier step ({error}) and its script went on, while the other workers wait "
                 "for that step. Let the script end with the error that a step raises."
             ) from self._error
+
+
+class _GuardedCall(AbstractContextManager[None]):
+    """Context of a collective call; a class, since each step has several and a generator takes longer."""
+
+    __slots__ = ("_but", "_guard", "_is_before", "_is_step")
+
+    def __init__(
+        self, guard: FailedStepGuard, but: type[Exception] | tuple[type[Exception], ...], is_step: bool, is_before: bool
+    ) -> None:
+        self._guard, self._but, self._is_step, self._is_before = guard, but, is_step, is_before
+
+    def __enter__(self) -> None:
+        self._guard.step_lock.__enter__()
+        try:
+            self._guard.begin()
+        except BaseException:
+            self._guard.step_lock.__exit__(None, None, None)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None or not isinstance(error, self._but):  # Ctrl-C, too
+                self._guard.end(error, self._is_step, self._is_before)
+        finally:
+            self._guard.step_lock.__exit__(None, None, None)

@@ -16,6 +16,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
 from autodist.resources import ResourceSpec
 from autodist.runtime.program import Program
+from autodist.sessions.requests import Request
 
 Fetches: TypeAlias = Sequence[tf.Tensor | tf.Operation]
 Arrays: TypeAlias = Mapping[tf.Tensor, np.ndarray]
@@ -59,7 +60,7 @@ class SessionBatches:
         self, spec: ResourceSpec, captured: CapturedGraph, make_program: Callable[[CapturedStep], Program]
     ) -> None:
         self._spec, self._captured, self._make_program = spec, captured, make_program
-        self._iterator_runs: dict[tuple[tuple[str, ...], frozenset[str]], _IteratorRun | None] = {}
+        self._iterator_runs: dict[tuple[tuple[str, ...], tuple[str, ...]], _IteratorRun | None] = {}
 
     def require_divisible(self, whole: CapturedStep) -> None:
         """Checks that iterator elements read by training can be divided among the replicas.
@@ -84,7 +85,7 @@ class SessionBatches:
     def _trained(self, whole: CapturedStep) -> list[tf.Tensor]:
         return [self._captured.graph.get_tensor_by_name(t) for g in whole.gradients for t in g.tensors]
 
-    def next_for(self, fetches: Fetches, arrays: Arrays) -> dict[tf.Tensor, np.ndarray]:
+    def next_for(self, request: Request, arrays: Arrays) -> dict[tf.Tensor, np.ndarray]:
         """Returns the whole batches that a run reads from iterators; {} with one replica, whose run reads them itself.
 
         Raises:
@@ -93,10 +94,9 @@ class SessionBatches:
         """
         if len(self._spec.replicas) == 1:
             return {}
-        key = (tuple(f.name for f in fetches), frozenset(t.name for t in arrays))
-        if key not in self._iterator_runs:
-            self._iterator_runs[key] = self._make_run(fetches, {t.name: t for t in arrays})
-        getting = self._iterator_runs[key]
+        if request.names not in self._iterator_runs:
+            self._iterator_runs[request.names] = self._make_run(request.elements, {t.name: t for t in arrays})
+        getting = self._iterator_runs[request.names]
         return {} if getting is None else getting.next(arrays)
 
     def _make_run(self, fetches: Fetches, fed: Mapping[str, tf.Tensor]) -> _IteratorRun | None:

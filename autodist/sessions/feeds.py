@@ -150,7 +150,7 @@ class SessionFeeds:
             return BatchDivision(examples_of(arrays, axes) * len(self.spec.workers), replicas, replicas)
         return BatchDivision(examples_of(arrays, axes), self._shares(split_of(arrays, axes), self._replicas), replicas)
 
-    def own_part(self, arrays: Arrays, axes: Sequence[int | None], is_local: bool = False) -> list[np.ndarray]:
+    def own_part(self, arrays: Arrays, axes: Sequence[int | None], is_local: bool = False) -> Arrays:
         """Returns this worker's rows of global batches, and its own feeds unchanged.
 
         Args:
@@ -162,15 +162,15 @@ class SessionFeeds:
             UnevenBatchError: two arrays have different numbers of examples, or there are none.
         """
         if len(self.spec.workers) == 1:
-            return list(arrays.values())
+            return arrays
         split = split_of(arrays, axes)
         cut = {t: axis for t, axis in split.items() if self.is_global_batch(t)}
         if is_local and len(cut) == len(split):
-            return list(arrays.values())
+            return arrays
         examples = count_examples([(t.name, arrays[t], axis) for t, axis in cut.items()])
         require_examples(examples > 0 or not cut)
         share = share_of(examples, self.spec.replica_workers, self.worker)
-        return [rows_of(a, cut[t], share) if t in cut else a for t, a in arrays.items()]
+        return {t: rows_of(a, cut[t], share) if t in cut else a for t, a in arrays.items()}
 
     def roles(self, arrays: Arrays, axes: Sequence[int | None]) -> list[FeedRole]:
         """Returns the role of each array."""
@@ -277,9 +277,17 @@ def examples_of(arrays: Arrays, axes: Sequence[int | None]) -> int:
     Raises:
         UnevenBatchError: two arrays have different numbers.
     """
-    return count_examples([(t.name, arrays[t], axis) for t, axis in split_of(arrays, axes).items()])
+    counts = _counts(arrays, axes)
+    if len(counts) > 1:
+        count_examples([(t.name, arrays[t], axis) for t, axis in split_of(arrays, axes).items()])
+    return counts.pop() if counts else 0
 
 
 def disagree(arrays: Arrays, axes: Sequence[int | None]) -> bool:
     """Returns True if the arrays that are split have different numbers of examples."""
-    return len({arrays[t].shape[axis] for t, axis in split_of(arrays, axes).items()}) > 1
+    return len(_counts(arrays, axes)) > 1
+
+
+def _counts(arrays: Arrays, axes: Sequence[int | None]) -> set[int]:
+    """Returns the numbers of examples of the feeds that are split; without tensors as keys, whose hash takes longer."""
+    return {a.shape[axis] for a, axis in zip(arrays.values(), axes, strict=True) if axis is not None}

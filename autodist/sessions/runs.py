@@ -74,7 +74,7 @@ class SessionRuns:
         batch, fed = arrays, None
         if prepared.is_gathered and (is_together or not prepared.is_local):
             batch, fed = self._feeds.gathered(arrays, prepared.axes, self._run.coordination.gather_feeds)
-        own = dict(zip(batch, self._feeds.own_part(batch, prepared.axes, prepared.is_local), strict=True))
+        own = self._feeds.own_part(batch, prepared.axes, prepared.is_local)
         whole = examples_of(batch, prepared.axes) if prepared.is_global else 0
         all_examples = whole if fed is None else fed.all_examples
         outputs = self._values_of(prepared, program, own, all_examples, options, metadata)

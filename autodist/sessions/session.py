@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,7 +29,7 @@ from autodist.sessions.initial_values import InitialValues, resume
 from autodist.sessions.programs import Prepared, SessionPlan, SessionPrograms
 from autodist.sessions.requests import ABSENT, Request, Requests, check_options, expanded, refuse_partial_runs
 from autodist.sessions.runs import SessionRuns
-from autodist.tf_compat.tf1_scripts import plain_shapes
+from autodist.tf_compat.tf1_scripts import within_plain_shapes
 
 
 class DistributedSession(SessionInterface):
@@ -99,7 +99,7 @@ class DistributedSession(SessionInterface):
         """Target of the server that it runs on; empty with one worker."""
         return str(self._run.graph_runners.control.session.sess_str)
 
-    @plain_shapes()
+    @within_plain_shapes
     def run(
         self,
         fetches: Any,
@@ -138,11 +138,12 @@ class DistributedSession(SessionInterface):
         if known is not None and known.trains:
             self._run.observer.before_step(known)
         with self._run.failed_step.guarding(but=tf.errors.OutOfRangeError):
-            arrays |= self._batches.next_for(request.elements, arrays)
+            arrays |= self._batches.next_for(request, arrays)
         if known is not None and known.is_local and disagree(arrays, known.axes):
             known = None  # prepared again, for computing the whole batch
+        quiet = nullcontext() if known is not None else quiet_tensorflow()
         try:
-            with self._run.failed_step.guarding(but=EmptyBatchError), quiet_tensorflow(when=known is None):
+            with self._run.failed_step.guarding(but=EmptyBatchError), quiet:
                 prepared = self._prepare(request, arrays) if known is None else known
                 self._run.is_in_step = prepared.trains
                 values = self._runs.make(prepared, request, arrays, options, run_metadata)
@@ -185,7 +186,7 @@ class DistributedSession(SessionInterface):
                 self._batches.warn_iterators_start_over(self._captured.whole(), self._run.step)
         self._run.observer.before_step(prepared)
 
-    @plain_shapes()
+    @within_plain_shapes
     def saved_variables(self) -> dict[str, StoredVariable]:
         """Returns the session's variables that a Saver of the graph would save, by name."""
         saved = {
@@ -193,7 +194,7 @@ class DistributedSession(SessionInterface):
         }
         return {saved[v.handle]: self._plan.stored(v) for v in self._captured.variables if v.handle in saved}
 
-    @plain_shapes()
+    @within_plain_shapes
     def give_initial_values(self) -> None:
         """Initializes variables that no run has set; all workers call it."""
         self._initial_values.give()

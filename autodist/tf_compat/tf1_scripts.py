@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 import tensorflow as tf
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @contextlib.contextmanager
@@ -50,6 +55,19 @@ def plain_shapes() -> Iterator[None]:
     finally:
         with _lock:
             if is_other:
-                _inside.pop()
-                if not _inside:
+                if len(_inside) == 1:
                     tf.compat.v1.disable_v2_tensorshape()
+                _inside.pop()
+
+
+def within_plain_shapes(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: calls the function within `plain_shapes`, which takes no time if the script has not disabled them."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not _inside and type(_ANY[0]) is int:
+            return function(*args, **kwargs)
+        with plain_shapes():
+            return function(*args, **kwargs)
+
+    return call

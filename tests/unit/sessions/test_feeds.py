@@ -40,7 +40,7 @@ def tensors():
 def test_fed_batches_are_the_workers_own_unless_the_yaml_says_global(tensors, batch, own):
     x, number, _ = tensors
     for worker in range(2):
-        rows, rate = feeds(worker, batch).own_part({x: ROWS, number: np.array(0.1)}, [0, None])
+        rows, rate = feeds(worker, batch).own_part({x: ROWS, number: np.array(0.1)}, [0, None]).values()
         np.testing.assert_array_equal(rows, ROWS[own[worker]] if own else ROWS)
         assert rate == 0.1
 
@@ -48,19 +48,19 @@ def test_fed_batches_are_the_workers_own_unless_the_yaml_says_global(tensors, ba
 @pytest.mark.parametrize("batch, own", [(None, [slice(0, 7), slice(7, 10)]), ("per_worker", None)])
 def test_batches_of_iterators_are_global_unless_the_yaml_says_otherwise(tensors, batch, own):
     for worker in range(2):
-        (rows,) = feeds(worker, batch).own_part({tensors[2]: ROWS}, [0])
+        (rows,) = feeds(worker, batch).own_part({tensors[2]: ROWS}, [0]).values()
         np.testing.assert_array_equal(rows, ROWS[own[worker]] if own else ROWS)
 
 
 def test_a_worker_that_gets_no_example_of_a_global_batch_has_no_rows(tensors):
-    (rows,) = feeds(1, "global", ((0, 1), (0,))).own_part({tensors[0]: ROWS[:2]}, [0])
+    (rows,) = feeds(1, "global", ((0, 1), (0,))).own_part({tensors[0]: ROWS[:2]}, [0]).values()
     assert rows.shape == (0,)
 
 
 def test_global_batches_that_disagree_are_refused(tensors):
     x, _, got = tensors
     with pytest.raises(UnevenBatchError, match="has 10, .* has 4"):
-        feeds(0, "global").own_part({got: ROWS, x: ROWS[:4]}, [0, 0])
+        feeds(0, "global").own_part({got: ROWS, x: ROWS[:4]}, [0, 0]).values()
 
 
 def test_a_global_batch_is_dealt_out_among_all_replicas(tensors):
@@ -72,7 +72,7 @@ def test_a_global_batch_is_dealt_out_among_all_replicas(tensors):
 
 
 def test_a_run_that_no_other_worker_has_a_part_in_takes_the_whole_of_a_global_batch(tensors):
-    (rows,) = feeds(1, "global").own_part({tensors[0]: ROWS}, [0], is_local=True)
+    (rows,) = feeds(1, "global").own_part({tensors[0]: ROWS}, [0], is_local=True).values()
     np.testing.assert_array_equal(rows, ROWS)
 
 
@@ -144,4 +144,4 @@ def test_fixed_shapes_beside_open_ones_are_the_same_on_all_workers_or_refused(ot
 
 def test_a_global_batch_without_examples_is_refused(tensors):
     with pytest.raises(EmptyBatchError, match="no examples at all"):
-        feeds(0, "global").own_part({tensors[0]: ROWS[:0]}, [0])
+        feeds(0, "global").own_part({tensors[0]: ROWS[:0]}, [0]).values()
