@@ -39,6 +39,17 @@ class Inbox:
             node.attr["shared_name"].s.decode(), node.attr[SOURCE].i, dtypes, shapes or None, node.attr["capacity"].i
         )
 
+    @property
+    def byte_size(self) -> int | None:
+        """Bytes of a message; None if they are not known."""
+        if self.shapes is None or any(not shape.is_fully_defined() for shape in self.shapes):
+            return None
+        if tf.string in self.dtypes:
+            return None
+        return sum(
+            int(shape.num_elements()) * dtype.size for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
     def describe(self, node: NodeDef) -> None:
         """Makes a queue's node the inbox or, on the source's device, the outbox."""
         node.attr["shared_name"].s = self.name.encode()

@@ -16,11 +16,20 @@ from autodist.graph.imported import ImportedGraph
 from autodist.graph.inboxes import Inbox
 from autodist.graph.names import is_control
 
-IN_TRANSIT = 2
-"""Messages in one iteration of a loop, and iterations that overlap.
+OVERLAPPING = 2
+"""Iterations of a loop that overlap, so that the requests of the next one are at the source early."""
+
+IN_ITERATION = 2
+"""Messages that an iteration moves.
 
 With 1, a message waits at its source until the next iteration's request arrives there: a step with one exchange takes a
 whole round trip, where it otherwise takes half of one."""
+
+SMALL_IN_ITERATION = 8
+"""Small messages that an iteration moves: an iteration costs about as much processor time as such a message."""
+
+SMALL_BYTES = 16 << 10
+"""Largest size of a small message; a loop may hold many, which its source has sent and its worker has not read."""
 
 
 class InboxLoops:
@@ -106,7 +115,7 @@ def loop_of(inbox: Inbox, worker: int, workers: int, name: str) -> list[NodeDef]
         name: name scope of the nodes.
     """
     nodes = []
-    for template in _template(inbox.dtypes):
+    for template in _template(inbox.dtypes, in_iteration(inbox)):
         node = NodeDef()
         node.CopyFrom(template)
         node.name = f"{name}/{node.name}"
@@ -120,13 +129,19 @@ def loop_of(inbox: Inbox, worker: int, workers: int, name: str) -> list[NodeDef]
     return nodes
 
 
+def in_iteration(inbox: Inbox) -> int:
+    """Returns the number of messages that an iteration of the loop for an inbox moves."""
+    return SMALL_IN_ITERATION if inbox.byte_size is not None and inbox.byte_size <= SMALL_BYTES else IN_ITERATION
+
+
 _HERE, _THERE = cpu_of(0, 2), cpu_of(1, 2)
 """Devices of the reader and of the source in a template."""
 
 
 @functools.cache
-def _template(dtypes: tuple[tf.DType, ...]) -> tuple[NodeDef, ...]:
-    """Returns the nodes of a loop for messages of some dtypes; a step may have hundreds of loops.
+def _template(dtypes: tuple[tf.DType, ...], count: int) -> tuple[NodeDef, ...]:
+    """Returns the nodes of a loop for messages of some dtypes, `count` in an iteration; a step may have hundreds of
+    loops.
 
     Source: Y. Yu et al., "Dynamic Control Flow in Large-Scale Machine Learning", EuroSys 2018, for loops over several
     machines.
@@ -138,7 +153,7 @@ def _template(dtypes: tuple[tf.DType, ...]) -> tuple[NodeDef, ...]:
         messages: list[list[tf.Tensor]] = []
 
         def take(last: tf.Operation) -> tf.Operation:
-            for _ in range(IN_TRANSIT):
+            for _ in range(count):
                 with tf.control_dependencies([last]):
                     messages.append(tf.raw_ops.QueueDequeueV2(handle=source, component_types=dtypes))
                 last = messages[-1][0].op
@@ -198,7 +213,7 @@ class _EndlessLoop:
         return tf.raw_ops.Merge(inputs=[first, first]).output  # `_continue` replaces the second input
 
     def _enter(self, value: tf.Tensor, is_constant: bool) -> tf.Tensor:
-        return tf.raw_ops.Enter(data=value, frame_name="loop", is_constant=is_constant, parallel_iterations=IN_TRANSIT)
+        return tf.raw_ops.Enter(data=value, frame_name="loop", is_constant=is_constant, parallel_iterations=OVERLAPPING)
 
     def _continue(
         self, start: tf.Tensor, body: Callable[[tf.Operation], tf.Operation], name: str | None = None

@@ -14,7 +14,7 @@ from autodist.graph.devices import cpu_of
 from autodist.graph.editor import NodeDef
 from autodist.graph.inboxes import SOURCE, Inbox, inboxes_of, queue_of
 from autodist.runtime.graph_runner import GraphRunners
-from autodist.runtime.inbox_loops import IN_TRANSIT
+from autodist.runtime.inbox_loops import IN_ITERATION, OVERLAPPING, SMALL_BYTES, SMALL_IN_ITERATION
 from tests.unit.runtime.servers import start_servers
 
 WORKERS = 3
@@ -114,25 +114,33 @@ def test_messages_that_were_there_before_come_first(workers: list[GraphRunners])
     assert [int(take()[0]) for _ in range(2)] == [-1, 1]
 
 
-def test_a_source_runs_ahead_by_the_messages_that_queues_and_the_loop_hold(workers: list[GraphRunners]) -> None:
-    one = inbox("ahead", capacity=1)
+@pytest.mark.parametrize(
+    ("elements", "in_iteration"),
+    [(None, IN_ITERATION), (SMALL_BYTES // 8, SMALL_IN_ITERATION), (SMALL_BYTES // 8 + 1, IN_ITERATION)],
+)
+def test_a_source_runs_ahead_by_the_messages_that_queues_and_the_loop_hold(
+    workers: list[GraphRunners], elements: int | None, in_iteration: int
+) -> None:
+    shapes = None if elements is None else (tf.TensorShape([elements]),)
+    one = Inbox(f"ahead/{elements}", 1, (tf.int64,), shapes, 1)
     take = taking(workers, 0, one)
-    most = 2 * one.capacity + IN_TRANSIT**2
+    held = in_iteration * OVERLAPPING
+    most = 2 * one.capacity + held
     sent: list[int] = []
     enough = threading.Event()
 
     def send() -> None:
         for k in range(most + 3):
-            put(workers, 1, one, k)
+            put(workers, 1, one, np.full(elements or 1, k))
             sent.append(k)
-            if len(sent) > one.capacity:
+            if len(sent) == one.capacity + held:
                 enough.set()
 
     sender = threading.Thread(target=send)
     sender.start()
     assert enough.wait(LIMIT)
     assert len(sent) <= most
-    assert [int(take()[0]) for _ in range(most + 3)] == list(range(most + 3))
+    assert [int(take()[0][0]) for _ in range(most + 3)] == list(range(most + 3))
     sender.join(LIMIT)
 
 
