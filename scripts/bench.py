@@ -33,7 +33,7 @@ from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
 from bench.growth import compare_giving, compare_planning, compare_reading, compare_rewriting_growth, compare_steps
 from bench.jobs import JobError, Length
-from bench.links import compare_link, links
+from bench.links import compare_link, compare_relay, links
 from bench.machine import made_with
 from bench.memory import MODELS as MEMORY_MODELS
 from bench.memory import compare_memory
@@ -128,8 +128,11 @@ def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
     for group, model, name, measure in single:
         if _is_selected(arguments, group, model):
             yield Measurement(name, measure)
+    measured_links = "links" in (arguments.only or ())
+    if measured_links and _is_selected(arguments, "links", "relay"):
+        yield Measurement("relay: a socket", compare_relay)
     for link in links():
-        if "links" in (arguments.only or ()) and _is_selected(arguments, "links", link.model):
+        if measured_links and _is_selected(arguments, "links", link.model):
             yield Measurement(f"{link.model}: a link of {link}", lambda link=link: compare_link(link, length))
     for model in MEMORY_MODELS:
         if _is_selected(arguments, "memory", model):

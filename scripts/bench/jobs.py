@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from bench.relay import relayed_bytes
+
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent
 """Working directory of the processes, so that they find this package."""
 ANSWER = b"BENCH "
@@ -65,6 +67,11 @@ class Way:
         return each[::-1] if self.name in _OF_WORKERS else [("main", 0)]
 
     @property
+    def is_relayed(self) -> bool:
+        """True if a relay connects the workers."""
+        return bool(self.delay or self.rate)
+
+    @property
     def inter_threads(self) -> int:
         """Number of inter-op threads; TensorFlow's guide recommends workers + 1 for parameter servers on small
         machines.
@@ -107,12 +114,14 @@ class Job:
         seconds: times of the steps so far, a list for each turn.
         sent_bytes: bytes per step over this machine's loopback device, for each turn: the traffic between the
             processes, if nothing else on the machine sends.
+        relayed_bytes: bytes per step in the busier direction of a slow link between two workers, for each turn.
     """
 
     def __init__(self, way: Way, length: Length, folder: pathlib.Path) -> None:
         self.way, self._length, self._folder = way, length, folder
         self.seconds: list[list[float]] = []
         self.sent_bytes: list[float] = []
+        self.relayed_bytes: list[float] = []
         self._end = time.monotonic() + length.limit
         self._processes: list[subprocess.Popen[bytes]] = []
         self._buffer = b""
@@ -142,10 +151,12 @@ class Job:
         Raises:
             JobError: it failed.
         """
-        steps, before = self._length.settling + self._length.steps, loopback_bytes()
+        steps, before, relayed = self._length.settling + self._length.steps, loopback_bytes(), self._relayed_bytes()
         self._say(f"{steps}\n")
         self.seconds.append(json.loads(self._answer())[self._length.settling :])
         self.sent_bytes.append((loopback_bytes() - before) / steps)
+        pairs = zip(self._relayed_bytes(), relayed, strict=True)
+        self.relayed_bytes.append(max(now - then for now, then in pairs) / steps)
 
     def finish(self) -> list[int]:
         """Waits for the end; returns the peak memory in bytes of each process that trains, the leading one first.
@@ -178,6 +189,9 @@ class Job:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+    def _relayed_bytes(self) -> list[int]:
+        return relayed_bytes(self._folder) if self.way.is_relayed else [0]
 
     @property
     def _intra(self) -> int:

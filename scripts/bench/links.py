@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import statistics
-from collections.abc import Iterator
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bench.comparisons import Result
-from bench.jobs import Length, Way, running
+from bench.jobs import Job, Length, Way, running
+from bench.relay import Relay
 
 ROUND_TRIPS = (0.02, 0.2)
 """Seconds."""
 RATES = (10, 100, 1000)
 """Mbit/s."""
 BUILDERS = ("AllReduce", "PS", "PartitionedPS", "ShardedAllReduce", "Parallax")
+FASTEST = 10_000
+"""Mbit/s; no step is measured at this rate, at which the relay itself is the limit."""
 STEPS = 5
 """Steps of a turn, which may take seconds each."""
 
@@ -24,11 +34,13 @@ class Link:
 
     Attributes:
         model: the model that is trained over it.
+        builders: those of the strategies.
         round_trip: seconds.
         rate: Mbit/s in each direction; 0: unlimited.
     """
 
     model: str
+    builders: Sequence[str] = BUILDERS
     round_trip: float = 0
     rate: float = 0
 
@@ -37,11 +49,15 @@ class Link:
 
 
 def links() -> Iterator[Link]:
-    """Yields all links that are measured."""
+    """Yields all links that are measured; the smallest model is too small for two pipeline stages.
+
+    GPipe waits for one round trip in a step, and 1F1B for several, but 1F1B sends in both directions at once.
+    """
     for seconds in ROUND_TRIPS:
         yield Link("tiny", round_trip=seconds)
+        yield Link("two-layers", ("Pipeline",), round_trip=seconds)
     for rate in RATES:
-        yield Link("lstm", rate=rate)
+        yield Link("lstm", (*BUILDERS, "Pipeline 1F1B"), rate=rate)
 
 
 def compare_link(link: Link, length: Length) -> list[Result]:
@@ -51,29 +67,70 @@ def compare_link(link: Link, length: Length) -> list[Result]:
         JobError: one of them did not run.
     """
     length = replace(length, warmup=3, turns=2, steps=STEPS, settling=1)
-    slow = {"delay": link.round_trip / 2, "rate": link.rate * 1e6 / 8}
-    ways = [Way("autodist", link.model, 2, builder=builder, **slow) for builder in BUILDERS]
+    slow = {"delay": link.round_trip / 2, "rate": _bytes_per_second(link.rate)}
+    ways = [Way("autodist", link.model, 2, builder=builder, **slow) for builder in link.builders]
     with running([Way("multi-worker", link.model, 2, **slow), *ways], length) as jobs:
         for _ in range(length.turns):
             for job in jobs:
                 job.turn()
         for job in jobs:
             job.finish()
-    times = [statistics.median(s for turn in job.seconds for s in turn) for job in jobs]
-    sent = [statistics.median(job.sent_bytes) / 2 for job in jobs]  # each byte passes the loopback twice
-    return [
-        _result(link, builder, ours, times[0], sent_bytes)
-        for builder, ours, sent_bytes in zip(BUILDERS, times[1:], sent[1:], strict=True)
-    ]
+    peer, *ours = jobs
+    return [_result(link, job, peer) for job in ours]
 
 
-def _result(link: Link, builder: str, ours: float, peer: float, sent_bytes: float) -> Result:
+def _result(link: Link, ours: Job, peer: Job) -> Result:
+    times = [statistics.median(s for turn in job.seconds for s in turn) for job in (ours, peer)]
+    sent, sent_by_peer = (statistics.median(job.relayed_bytes) for job in (ours, peer))
     if link.round_trip:
-        limit, least = "a round trip", link.round_trip
+        limit, least, of_peer = "a round trip", link.round_trip, link.round_trip
     else:
-        least = sent_bytes / 2 * 8 / (link.rate * 1e6)  # each worker sends half
-        limit = f"{least * 1e3:.1f} ms for {sent_bytes / 2e6:.2f} MB each way"
+        least, of_peer = (size / _bytes_per_second(link.rate) for size in (sent, sent_by_peer))
+        limit = f"{least * 1e3:.1f} ms for {sent / 1e6:.2f} MB in the busier direction"
     return Result(
-        "links", f"{link.model}, {builder}, {link}", f"{ours * 1e3:.1f} ms", f"{peer * 1e3:.1f} ms", ours / peer, 1.0,
-        limit=limit, of_limit=ours / least,
+        "links", f"{link.model}, {ours.way.builder}, {link}", *(f"{seconds * 1e3:.1f} ms" for seconds in times),
+        times[0] / times[1], 1.0, f"the peer: {times[1] / of_peer:.2f} of its limit", limit=limit,
+        of_limit=times[0] / least, numbers={"peer_of_limit": times[1] / of_peer},
     )  # fmt: skip
+
+
+def compare_relay() -> list[Result]:
+    """Compares the rate of a plain socket through the relay alone with the nominal rate."""
+    return [_relay_result(rate, statistics.median(_socket_rate(rate) for _ in range(3))) for rate in (*RATES, FASTEST)]
+
+
+def _relay_result(nominal: float, measured: float) -> Result:
+    return Result(
+        "links", f"a socket through the relay, {nominal:.0f} Mbit/s", f"{measured:.0f} Mbit/s",
+        f"{nominal:.0f} Mbit/s, nominal", nominal / measured, math.inf if nominal == FASTEST else 1.1,
+    )  # fmt: skip
+
+
+def _socket_rate(nominal: float) -> float:
+    """Returns the rate at which a socket sends data through a relay with a nominal rate, both in Mbit/s."""
+    data = bytes(round(_bytes_per_second(nominal) * min(1.0, nominal / RATES[-1] + 0.2)))
+    with tempfile.TemporaryDirectory(prefix="bench_") as folder, socket.create_server(("127.0.0.1", 0)) as listening:
+        relay = Relay(0, _bytes_per_second(nominal), Path(folder))
+        own, other = "127.0.0.1:0", f"127.0.0.1:{listening.getsockname()[1]}"
+        with closing(relay), socket.create_connection(_address(relay.through([own, other], 0)[1])) as sender:
+            receiver = listening.accept()[0]
+            start = time.perf_counter()
+            sending = threading.Thread(target=sender.sendall, args=(data,))
+            sending.start()
+            left = len(data)
+            while left:
+                left -= len(receiver.recv(1 << 20))
+            seconds = time.perf_counter() - start
+            sending.join()
+            receiver.close()
+    return len(data) * 8 / seconds / 1e6
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def _bytes_per_second(rate: float) -> float:
+    """Converts from Mbit/s."""
+    return rate * 1e6 / 8

@@ -100,6 +100,10 @@ def _tiny() -> keras.Model:
     return keras.Sequential([keras.Input((32,)), keras.layers.Dense(10)])
 
 
+def _two_layers() -> keras.Model:
+    return keras.Sequential([keras.Input((32,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10)])
+
+
 def _mlp() -> keras.Model:
     hidden = [keras.layers.Dense(1024, activation="relu") for _ in range(4)]
     return keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10)])
@@ -125,6 +129,7 @@ def _lstm() -> keras.Model:
 
 TASKS: dict[str, Task] = {
     "tiny": Task(32, 8, _tiny, lambda: keras.optimizers.SGD(0.1), _vectors(32)),
+    "two-layers": Task(32, 8, _two_layers, lambda: keras.optimizers.SGD(0.1), _vectors(32)),
     "mlp": Task(128, 8, _mlp, lambda: keras.optimizers.Adam(1e-3), _vectors(784)),
     "mobilenet": Task(32, 4, _mobilenet, lambda: keras.optimizers.SGD(0.01, momentum=0.9), _images),
     "embedding": Task(256, 8, _embedding, lambda: keras.optimizers.SGD(0.1), _id_lists, is_binary=True),

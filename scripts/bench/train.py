@@ -7,6 +7,7 @@ prints their times. The others run the same number of steps and wait for it in e
 from __future__ import annotations
 
 import argparse
+import atexit
 import faulthandler
 import json
 import os
@@ -49,7 +50,7 @@ def main() -> None:
         _serve(arguments)
         return
     if arguments.delay or arguments.rate:
-        _use_relay(arguments, Relay(arguments.delay, arguments.rate))
+        _use_relay(arguments, Relay(arguments.delay, arguments.rate, pathlib.Path(arguments.reports)))
     training = _training(arguments, TASKS[arguments.model])
     for _ in range(arguments.warmup):
         training.step()
@@ -114,7 +115,8 @@ def _training(arguments: argparse.Namespace, task: Task) -> Training:
 
 
 def _use_relay(arguments: argparse.Namespace, relay: Relay) -> None:
-    """Makes this process connect to the other workers through a relay."""
+    """Makes this process connect to the other workers through a relay, until the end of AutoDist."""
+    atexit.register(relay.close)  # before AutoDist registers its end, which therefore runs first
     if arguments.way == "multi-worker":
         config = json.loads(os.environ["TF_CONFIG"])
         config["cluster"]["worker"] = relay.through(config["cluster"]["worker"], arguments.index)

@@ -22,6 +22,9 @@ Step = Callable[[], float]
 PASSES = 4
 """Number of passes of an evaluation over a task's batches."""
 
+OPTIONS = {"Pipeline 1F1B": {"builder": "Pipeline", "schedule": "1F1B", "micro_batches": 8}}
+"""The strategy sections of builders that are not measured with their default options."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -82,7 +85,8 @@ def _autodist(workers: int, replicas: int, builder: str) -> Any:
     from autodist import AutoDist, ResourceSpec
 
     nodes = [{"address": "localhost", "cpus": list(range(workers * replicas)), "workers": workers}]
-    return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes, "strategy": {"builder": builder}}))
+    strategy = OPTIONS.get(builder, {"builder": builder})
+    return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes, "strategy": strategy}))
 
 
 def evaluation_alone(task: Task) -> Training:
