@@ -97,6 +97,7 @@ class Coordination:
             self._calls = calls = CallMatching(self._index, self._workers, lambda to, note: send(to, note.encode()))
             self._give_up = mailbox.open_box(self._receive_giving_up)
             self._mailbox = mailbox
+            mailbox.on_loss = self._peers.fail  # calls that wait for a message raise it
             mailbox.start()
             self._check_calls_match()
 

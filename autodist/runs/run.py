@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from autodist.cluster.timeouts import processor_share
 from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import AutoDistError, ClusterError
 from autodist.graph.devices import home_of
@@ -44,6 +44,9 @@ from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import TrackedVariable, VariableTracker
 from autodist.strategies import BuildsStrategy
 from autodist.verify.recorder import SEED, recorder
+
+_CLOSE_LIMIT = 5.0
+"""Seconds to close the connections to other workers' servers, one of which may not respond."""
 
 _END_LIMIT = 0.5
 """Seconds to wait for a cancelled call to return; a call that waits for a lost worker may never return."""
@@ -266,13 +269,14 @@ class Run:
         """
         if self._graph_runners is None:
             return
-        is_good = self._peers.is_idle and self.updates.is_idle and not self.end.is_bad
+        loops, is_good = self._graph_runners.inbox_loops, self._peers.is_idle and self.updates.is_idle
+        is_good = is_good and not self.end.is_bad and loops.failure is None
         if self.index == 0:
-            self._graph_runners.inbox_loops.close(math.inf if is_good else _END_LIMIT)
+            is_good = loops.close(_seconds(_CLOSE_LIMIT if is_good else _END_LIMIT)) and is_good
         if is_good or not self._peers.have_joined:
             self.variable_sync.close()
             self.coordination.close()
-            self._graph_runners.close()
+            self._graph_runners.close(_seconds(_CLOSE_LIMIT))
         else:
             self._graph_runners.abandon()
 
@@ -285,10 +289,10 @@ class Run:
         if self._graph_runners is None:
             return
         if self._peers.is_idle and self.updates.is_idle:
-            self._graph_runners.inbox_loops.close(_END_LIMIT)
+            self._graph_runners.inbox_loops.close(_seconds(_END_LIMIT))
         else:
-            self._graph_runners.end_runs()
-            self._peers.wait_until_idle(_END_LIMIT)
+            self._graph_runners.end_runs(_seconds(_END_LIMIT))
+            self._peers.wait_until_idle(_seconds(_END_LIMIT))
 
     def guard(self, call: Callable[..., R], *args: Any) -> R:
         """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.
@@ -360,3 +364,8 @@ class Run:
         """Waits until all updates of this worker's steps are applied, which may be several steps late."""
         for flush in self.flushes:
             self.guard(flush)
+
+
+def _seconds(limit: float) -> float:
+    """Returns a limit for a machine whose processes share processors at present."""
+    return limit / processor_share()

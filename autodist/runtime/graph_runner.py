@@ -204,10 +204,6 @@ class _Feed:
         return array
 
 
-_END_LIMIT = 0.5
-"""Seconds for cancelled runs to end; a run that waits for a worker that has gone may never end."""
-
-
 class GraphRunners:
     """The graph runners of a worker: steps run on its server, each in its own session.
 
@@ -259,8 +255,14 @@ class GraphRunners:
             self._initialized.update(new)
             self.persistent_buffers.begin(graph_runner.session, first)
 
-    def close(self) -> None:
-        """Closes the sessions, but not those of `inbox_loops`. May be called twice."""
+    def close(self, limit: float) -> None:
+        """Closes the sessions, but not those of `inbox_loops`, for up to `limit` seconds. May be called twice.
+
+        A session whose runs have used the server of a worker that does not respond may never be closed.
+        """
+        _call_within(limit, [self._close_all])
+
+    def _close_all(self) -> None:
         for graph_runner in reversed(self._opened):
             graph_runner.close()
 
@@ -269,15 +271,20 @@ class GraphRunners:
         for graph_runner in self._opened:
             graph_runner.abandon()
 
-    def end_runs(self) -> None:
-        """Ends the runs of abandoned sessions, as far as that is possible within half a second."""
-        ends = [functools.partial(self.inbox_loops.close, _END_LIMIT), *(e.session.close for e in self._opened)]
-        closing = [threading.Thread(target=end, name="autodist-closing", daemon=True) for end in ends]
-        for thread in closing:
-            thread.start()
-        deadline = time.monotonic() + _END_LIMIT
-        for thread in closing:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def end_runs(self, limit: float) -> None:
+        """Ends the runs of abandoned sessions, as far as that is possible within `limit` seconds."""
+        ends = [functools.partial(self.inbox_loops.close, limit), *(e.session.close for e in self._opened)]
+        _call_within(limit, ends)
+
+
+def _call_within(limit: float, ends: Sequence[Callable[[], object]]) -> None:
+    """Calls functions concurrently; returns when all have returned, or after `limit` seconds."""
+    closing = [threading.Thread(target=end, name="autodist-closing", daemon=True) for end in ends]
+    for thread in closing:
+        thread.start()
+    deadline = time.monotonic() + limit
+    for thread in closing:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _without_optimization(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:

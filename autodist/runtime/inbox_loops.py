@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -57,6 +56,7 @@ class InboxLoops:
         self._lock = threading.Lock()
         self._brought: set[str] = set()
         self._running: list[tuple[tf.compat.v1.Session, threading.Thread]] = []
+        self._ending: list[threading.Thread] = []
         self._is_closed = False
         self.failure: BaseException | None = None
 
@@ -80,10 +80,10 @@ class InboxLoops:
             self._running.append((session, thread))
             thread.start()
 
-    def close(self, limit: float = math.inf) -> None:
-        """Ends the loops; returns when they have ended, or after about `limit` seconds. May be called twice.
+    def close(self, limit: float) -> bool:
+        """Ends the loops; returns True when they have ended, or False after about `limit` seconds.
 
-        A loop whose source does not respond may never end; its thread is then abandoned.
+        A loop whose source does not respond may never end. A further call waits for the loops that are left.
         """
         with self._lock:
             self._is_closed = True
@@ -91,9 +91,11 @@ class InboxLoops:
         closing = [threading.Thread(target=session.close, daemon=True) for session, _ in running]
         for thread in closing:
             thread.start()
+        self._ending += [*closing, *(thread for _, thread in running)]
         deadline = time.monotonic() + limit
-        for thread in (*closing, *(thread for _, thread in running)):
-            thread.join(None if limit == math.inf else max(0.0, deadline - time.monotonic()))
+        for thread in self._ending:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._ending)
 
     def _run(self, session: tf.compat.v1.Session, ends: Sequence[tf.Operation], closes: Sequence[tf.Operation]) -> None:
         try:

@@ -32,6 +32,9 @@ class Mailbox:
         graph_runners: graph runners of this worker.
         worker: index of this worker; 0 is the chief.
         workers: number of workers.
+
+    Attributes:
+        on_loss: called with the error of a lost connection, which brings no further message; from a reader's thread.
     """
 
     def __init__(self, graph_runners: GraphRunners, worker: int, workers: int) -> None:
@@ -48,6 +51,7 @@ class Mailbox:
         self._puts = {other: control.callable([], [put], [content.name]) for other, put in puts.items()}
         self._takes = {other: control.callable([take], [], []) for other, take in takes.items()}
         self._put_ends = control.callable([], ends, [])
+        self.on_loss: Callable[[BaseException], None] = lambda error: None
         self._receivers: list[Receive] = []
         self._readers: list[threading.Thread] = []
 
@@ -92,7 +96,9 @@ class Mailbox:
         while True:
             try:
                 message = bytes(self._takes[other]()[0])
-            except (tf.errors.OpError, RuntimeError):  # the session is closed, or a server has gone
+            except (tf.errors.OpError, RuntimeError) as error:  # the session is closed, or a server has gone
+                if self._loops.failure is not None:
+                    self.on_loss(error)
                 return
             if message == _END:
                 return

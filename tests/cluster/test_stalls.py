@@ -80,6 +80,12 @@ with tf.Graph().as_default(), ad.scope():
         run.assert_gone()
 
 
+def test_a_worker_that_was_stopped_after_its_last_step(tmp_path: Path) -> None:
+    """The chief closes its connections to it, which does not end, and waits for it at the end of its own script."""
+    said = ended(tmp_path, "step(batch)\nif me: os.kill(os.getpid(), signal.SIGSTOP)\n")
+    assert "localhost:1 has not answered for 3 s, while localhost:0 waits for it: its process was stopped" in said
+
+
 @pytest.mark.busy
 def test_a_worker_that_was_stopped_and_before_its_first_step_let_nothing_else_of_it_run(tmp_path: Path) -> None:
     holds = "import ctypes\nif me: ctypes.PyDLL(None).sleep(5)\n"  # longer than it may take to answer later

@@ -45,6 +45,9 @@ class Peers:
         self.guarded.append(call.__name__)
         return call(*args)
 
+    def fail(self, error: BaseException) -> None:
+        raise error
+
 
 def talk_of(index: int, peers: Peers, *parts: Any) -> Coordination:
     """Returns the coordination of one of two workers, whose chief gathers `parts` with its own when they join."""

@@ -55,8 +55,8 @@ def graph_runners() -> Iterator[list[GraphRunners]]:
     ]
     yield made
     for one in made:
-        one.inbox_loops.close(LIMIT)
-        one.close()
+        assert one.inbox_loops.close(LIMIT)
+        one.close(LIMIT)
 
 
 @pytest.fixture

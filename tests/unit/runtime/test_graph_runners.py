@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
 import tensorflow as tf
 
 from autodist.runtime.graph_runner import GraphRunner, GraphRunners
@@ -36,8 +39,8 @@ def test_a_servers_steps_each_have_a_session_and_share_variables() -> None:
     assert not [op.name for op in other.graph.get_operations() if op.name.startswith(first)]
     _write_beside(graph_runners)
     assert _read(one, first) == _read(other, second) == 3.0
-    graph_runners.close()
-    graph_runners.close()
+    graph_runners.close(60)
+    graph_runners.close(60)
 
 
 def test_without_a_server_one_session_has_all() -> None:
@@ -46,7 +49,7 @@ def test_without_a_server_one_session_has_all() -> None:
     assert one is other is graph_runners.control
     _write_beside(graph_runners)
     assert _read(one, first) == _read(other, second) == 3.0
-    graph_runners.close()
+    graph_runners.close(60)
 
 
 def test_state_initialized_by_one_step_stays_for_the_next() -> None:
@@ -57,7 +60,7 @@ def test_state_initialized_by_one_step_stays_for_the_next() -> None:
     _write_beside(graph_runners)
     graph_runners.initialize(other, {"v": f"{second}start"})
     assert _read(one, first) == 3.0
-    graph_runners.close()
+    graph_runners.close(60)
 
 
 def test_control_graphs_run_unoptimized_and_steps_do_not() -> None:
@@ -65,10 +68,17 @@ def test_control_graphs_run_unoptimized_and_steps_do_not() -> None:
     step, _ = graph_runners.add(_reading_step())
     assert graph_runners.control.session._config.graph_options.rewrite_options.disable_meta_optimizer
     assert not step.session._config.graph_options.rewrite_options.disable_meta_optimizer
-    graph_runners.close()
+    graph_runners.close(60)
+
+
+def test_a_session_that_cannot_be_closed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_runners, responds = GraphRunners("", tf.compat.v1.ConfigProto()), threading.Event()
+    monkeypatch.setattr(graph_runners.control, "close", responds.wait)
+    graph_runners.close(0.01)
+    responds.set()
 
 
 def test_alone_all_is_optimized() -> None:
     graph_runners = GraphRunners("", tf.compat.v1.ConfigProto())
     assert not graph_runners.control.session._config.graph_options.rewrite_options.disable_meta_optimizer
-    graph_runners.close()
+    graph_runners.close(60)

@@ -14,7 +14,7 @@ from autodist.graph.devices import cpu_of
 from autodist.graph.editor import NodeDef
 from autodist.graph.inboxes import SOURCE, Inbox, inboxes_of, queue_of
 from autodist.runtime.graph_runner import GraphRunners
-from autodist.runtime.inbox_loops import IN_ITERATION, OVERLAPPING, SMALL_BYTES, SMALL_IN_ITERATION
+from autodist.runtime.inbox_loops import IN_ITERATION, OVERLAPPING, SMALL_BYTES, SMALL_IN_ITERATION, InboxLoops
 from tests.unit.runtime.servers import start_servers
 
 WORKERS = 3
@@ -32,8 +32,8 @@ def workers(targets: list[str]) -> Iterator[list[GraphRunners]]:
     made = [GraphRunners(target, tf.compat.v1.ConfigProto(), worker, WORKERS) for worker, target in enumerate(targets)]
     yield made
     for one in made:
-        one.inbox_loops.close(LIMIT)
-        one.close()
+        assert one.inbox_loops.close(LIMIT)
+        one.close(LIMIT)
     assert not [thread for thread in threading.enumerate() if thread.name == "autodist-inboxes"]
 
 
@@ -170,9 +170,32 @@ def test_the_end_of_the_loops_ends_a_waiting_step(workers: list[GraphRunners]) -
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    workers[0].end_runs()
+    workers[0].end_runs(0.5)
     waiting.join(LIMIT)
     assert len(errors) == 1
+
+
+class Unresponsive:
+    """A session whose run, and whose end, wait for another worker's server that does not respond."""
+
+    def __init__(self) -> None:
+        self.responds = threading.Event()
+
+    def run(self, fetches: object) -> None:
+        self.responds.wait()
+        raise tf.errors.CancelledError(None, None, "")
+
+    def close(self) -> None:
+        self.responds.wait()
+
+
+def test_loops_that_do_not_end_are_left_and_waited_for_again() -> None:
+    session = Unresponsive()
+    loops = InboxLoops(0, WORKERS, lambda graph: session)  # type: ignore[arg-type, return-value]
+    loops.bring([inbox("left")])
+    assert not loops.close(0.01)
+    session.responds.set()
+    assert loops.close(LIMIT) and loops.failure is None
 
 
 def test_only_marked_queues_are_inboxes() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
+from autodist.graph.devices import cpu_of
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.messages import Messages
@@ -29,8 +30,8 @@ def graph_runners(targets: list[str]) -> Iterator[list[GraphRunners]]:
     made = [GraphRunners(target, tf.compat.v1.ConfigProto(), worker, WORKERS) for worker, target in enumerate(targets)]
     yield made
     for one in made:
-        one.inbox_loops.close(LIMIT)
-        one.close()
+        assert one.inbox_loops.close(LIMIT)
+        one.close(LIMIT)
 
 
 @pytest.fixture
@@ -94,3 +95,22 @@ def test_a_worker_that_waits_for_a_message_is_released_at_the_end(
         with pytest.raises(RuntimeError, match="The run has ended"):
             messages.broadcast()
     timer.join()
+
+
+def test_a_lost_connection_is_reported_and_the_end_of_reading_is_not(
+    graph_runners: list[GraphRunners], mailboxes: list[Mailbox]
+) -> None:
+    """Otherwise calls that wait for a message wait for ever: the worker that should send it is alive."""
+    lost: list[queue.SimpleQueue[BaseException]] = [queue.SimpleQueue() for _ in mailboxes]
+    for mailbox, errors in zip(mailboxes, lost, strict=True):
+        mailbox.on_loss = errors.put
+        mailbox.start()
+    with tf.Graph().as_default() as graph, tf.device(cpu_of(1, WORKERS)):
+        queue_named = tf.queue.FIFOQueue(-1, tf.string, [[]], shared_name="autodist/mail/1/0")
+        close = queue_named.close(cancel_pending_enqueues=True)
+    with tf.compat.v1.Session(graph_runners[1].control.session.sess_str, graph=graph) as session:
+        session.run(close)
+    assert lost[0].get(timeout=LIMIT) is graph_runners[0].inbox_loops.failure
+    for mailbox in mailboxes:
+        mailbox.close()
+    assert lost[1].empty() and lost[2].empty()

@@ -16,7 +16,7 @@ from autodist.runtime.persistent_buffers import Saved
 def graph_runners() -> Iterator[GraphRunners]:
     graph_runners = GraphRunners("", tf.compat.v1.ConfigProto())
     yield graph_runners
-    graph_runners.close()
+    graph_runners.close(60)
 
 
 @pytest.fixture
