@@ -20,7 +20,7 @@ from tests.unit.graph.replicated import replicated
 def graph_runners():
     made = GraphRunners("", tf.compat.v1.ConfigProto())
     yield made
-    made.close()
+    made.close(60)
 
 
 @pytest.mark.parametrize(("trains", "times"), [(True, 1), (False, 0)])

@@ -22,7 +22,7 @@ from autodist.runtime.updates import Updates
 def graph_runners():
     made = GraphRunners("", tf.compat.v1.ConfigProto())
     yield made
-    made.close()
+    made.close(60)
 
 
 def program(graph_runners):
