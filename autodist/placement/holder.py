@@ -79,6 +79,10 @@ class Holder:
         """True if every worker holds the whole value, and no copies of it."""
         return self.partitioning is None and self.slices[0].group.is_all and not self.slices[0].copies
 
+    def is_held_by(self, worker: int) -> bool:
+        """Returns True if a worker reads the whole value without another worker."""
+        return all(one.owner in (None, worker) for one in self.slices)
+
     def with_groups(self, name: str, groups: Mapping[str, Group]) -> Holder:
         """Returns this holder of the variable `name` with other groups for some slices, by their full names."""
         return self._with(replace(one, group=groups.get(name + one.name, one.group)) for one in self.slices)

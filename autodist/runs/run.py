@@ -341,15 +341,20 @@ class Run:
 
         Args:
             read: the variable that is read. If this worker's steps have written it, all that they have written are
-                updated. If only other workers' steps may have written it, it alone is updated. None: all.
+                updated; only those that this worker holds, if it holds `read`. If only other workers' steps may have
+                written it, it alone is updated. None: all.
         """
         if self._graph_runners is not None:
             with self.step_lock:
                 self.flush()
                 if read is None:
                     behind = [t for t in self.tracker if t.may_be_behind]
+                elif not read.is_behind:
+                    behind = [read]
                 else:
-                    behind = [t for t in self.tracker if t.is_behind] if read.is_behind else [read]
+                    all_behind = [t for t in self.tracker if t.is_behind]
+                    held = [t for t in all_behind if t.holder.is_held_by(self.index)]
+                    behind = held if read in held else all_behind
                 self.guard(self._variable_slices.pull, behind)
 
     def flush_together(self) -> None:

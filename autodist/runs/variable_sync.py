@@ -75,8 +75,9 @@ class VariableSync:
             variables: variables of the step.
             flush: waits until all writes requested by earlier steps have been applied.
             is_in_lockstep: True if no worker can finish the step before all others have begun it.
-            is_synchronous: True if every worker's variables are those of one device between two steps. Each worker
-                then sets the variables itself that all assign alike.
+            is_synchronous: True if every worker's variables are those of one device between two steps. For variables
+                that every worker holds, each then sets those itself that all assign alike, and the chief does not wait
+                until the others have received its values.
         """
         self._tracker.compare_aliased()
         ahead = [t for t in variables if t.is_ahead]
@@ -85,7 +86,7 @@ class VariableSync:
                 flush()
                 self._guard(self._variable_slices.set, ahead, _mark_current)
             return StepAction.STEP
-        alike = [t for t in ahead if t.is_alike] if is_synchronous else []
+        alike = [t for t in ahead if t.is_alike and t.holder.is_everywhere] if is_synchronous else []
         if alike:
             self._guard(self._variable_slices.set, alike, _mark_current, [self._broadcast.worker])
             ahead = [t for t in ahead if t.is_ahead]
@@ -94,10 +95,14 @@ class VariableSync:
                 self._guard(self._consensus.answer_waiting)
             return StepAction.STEP
         flush()
-        return self._synchronize(self._consensus, ahead, is_in_lockstep)
+        return self._synchronize(self._consensus, ahead, is_in_lockstep, is_synchronous)
 
     def _synchronize(
-        self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable], is_in_lockstep: bool
+        self,
+        write_consensus: WriteConsensus,
+        ahead: Sequence[TrackedVariable],
+        is_in_lockstep: bool,
+        is_synchronous: bool,
     ) -> StepAction:
         if self._is_chief:
             self._variable_slices.prepare(ahead, [0])  # overlaps with the wait for other workers
@@ -106,7 +111,7 @@ class VariableSync:
                 tracked.hand_over(is_same=False)
         action, names = self._guard(write_consensus.agree, is_in_lockstep)
         if action is StepAction.PUSH:
-            self._guard(self._push, write_consensus, ahead)
+            self._guard(self._push, write_consensus, ahead, is_synchronous)
             return StepAction.STEP
         if self._is_chief:
             self._catch_up()  # with the values before the step
@@ -118,14 +123,15 @@ class VariableSync:
             self._warn([t for t in ahead if t.shared_name not in names])
         return action
 
-    def _push(self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable]) -> None:
+    def _push(self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable], is_synchronous: bool) -> None:
         """On the chief, sends its values to all workers; sets those owned by workers that make no more steps itself."""
         listing = Listing.of([t.stored for t in ahead], [0, *write_consensus.present])
         write_consensus.give(listing.encode())
         self._broadcast.send(listing, lambda k: np.asarray(ahead[k].read()))
         absent = [worker for worker in range(1, self._broadcast.workers) if worker not in write_consensus.present]
         self._variable_slices.set(ahead, _mark_current, [0, *absent])
-        write_consensus.pushed([t.shared_name for t in ahead])
+        reads_own_copies = is_synchronous and all(t.holder.is_everywhere for t in ahead)
+        write_consensus.pushed([t.shared_name for t in ahead], waits=not reads_own_copies)
 
     def after_step(self, action: StepAction, written: Iterable[TrackedVariable]) -> bool:
         """Returns True if the step must be repeated with the chief's values.

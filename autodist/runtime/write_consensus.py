@@ -58,7 +58,7 @@ class WriteConsensus:
         self._changed = threading.Condition()
         self._step = 0
         self._is_within = False
-        self._is_ready = False
+        self._ready_for: int | None = None
         self._wanted: int | None = None
         self._void: int | None = None
         self._again = False
@@ -105,11 +105,18 @@ class WriteConsensus:
         if self.present:
             self._send(self.present, ControlMessage(ControlKind.GIVEN, self._step + 1, 0, listing=listing))
 
-    def pushed(self, names: Sequence[str]) -> None:
-        """On the chief, begins the step once the waiting workers have received the values of these variables."""
+    def pushed(self, names: Sequence[str], waits: bool = True) -> None:
+        """On the chief, begins the step, once the values of these variables have been sent to the waiting workers.
+
+        Args:
+            names: names of the variables.
+            waits: True to begin once all workers have received the values. Otherwise, no worker's step may use the
+                values of another worker before that has begun the step.
+        """
         with self._changed:
             step = self._step + 1
-            self._changed.wait_for(lambda: set(self.present) <= set(self._answered(step, ControlKind.TAKEN)))
+            if waits:
+                self._changed.wait_for(lambda: set(self.present) <= set(self._answered(step, ControlKind.TAKEN)))
             self._answers.clear()
             self._begin()
             message = ControlMessage(ControlKind.PUSHED, self._step, 0, tuple(names))
@@ -171,7 +178,7 @@ class WriteConsensus:
 
     def _answer(self, step: int) -> ControlKind:
         """Returns the answer to QUERY: this worker's position relative to a step for which the chief has values."""
-        if self._is_ready:
+        if self._ready_for == step:
             return ControlKind.READY
         self._wanted = step
         if self._step < step:
@@ -236,7 +243,7 @@ class WriteConsensus:
     def _wait_for_chief(self) -> tuple[StepAction, frozenset[str]]:
         with self._changed:
             step = self._step + 1 if self._wanted is None else self._wanted
-            self._is_ready = True
+            self._ready_for = step
         self._send([0], ControlMessage(ControlKind.READY, step, self._worker, again=self._again))
         with self._changed:
             is_clear = self._changed.wait_for(lambda: self._announced or self._is_clear(step), QUERY_AFTER)
@@ -247,7 +254,8 @@ class WriteConsensus:
             self._take(announcement.listing)
             self._send([0], ControlMessage(ControlKind.TAKEN, announcement.step, self._worker))
         with self._changed:
-            self._is_ready, self._wanted, self._again = False, None, False
+            self._ready_for, self._again = None, False
+            self._wanted = None if self._wanted == step else self._wanted  # the chief may have values for the next step
             names = frozenset(name for message in self._pushed for name in message.names)
             self._pushed.clear()
             self._begin()

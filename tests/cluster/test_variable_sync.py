@@ -101,3 +101,42 @@ def test_no_worker_waits_for_values_after_keras_has_reset_the_metrics(tmp_path: 
             assert kept["writes"] > 0 and abs(second - first - 1000 / 8) < 1e-3 * second
         np.testing.assert_array_equal(chief["written"], other["written"])
         run.assert_gone()
+
+
+READS = """
+from autodist.runtime.variable_slices import VariableSlices
+
+pulled, pull = [], VariableSlices.pull
+def names_of(behind):
+    return " ".join(t.source.name.split("/")[-1].split(":")[0] for t in behind)
+
+VariableSlices.pull = lambda slices, behind: (pulled.append(names_of(behind)), pull(slices, behind))[1]
+with ad.scope():
+    kernel, count = tf.Variable(np.zeros(3), name="kernel"), tf.Variable(0, name="count")
+    optimizer = tf.keras.optimizers.SGD(0.5)
+    optimizer.build([kernel])
+    @ad.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(x * kernel, 1))
+        optimizer.apply_gradients([(tape.gradient(loss, kernel), kernel)])
+        count.assign_add(1)
+        return loss
+step(np.ones([2, 3]))
+pulled.clear()
+keep(counted=count.numpy(), kernel=kernel.numpy(), pulled=pulled)
+"""
+
+
+def test_reading_what_a_worker_holds_does_not_fetch_what_others_hold(tmp_path: Path):
+    nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
+    with Training(tmp_path, READS, {"nodes": nodes, "strategy": {"builder": "PS"}}) as run:
+        assert run.wait(120) == 0, run.stderr
+        for worker in range(2):
+            kept = run.kept(worker)
+            assert kept["counted"] == 1
+            np.testing.assert_allclose(kept["kernel"], np.full(3, -0.5), atol=1e-12)
+        chief, other = run.kept(0)["pulled"], run.kept(1)["pulled"]  # the chief owns the kernel
+        assert len(chief) == 1 and {"count", "kernel"} <= {*chief[0].split()}
+        assert len(other) == 2 and "count" in other[0].split() and "kernel" not in other[0] and other[1] == "kernel"
+        run.assert_gone()

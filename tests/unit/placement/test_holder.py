@@ -51,3 +51,10 @@ def test_holders_of_equal_slices_are_equal_and_can_be_keys(workers: int):
     holders = [held_by((4,), workers=workers), Holder.whole((4,), Group.all_workers(workers))]
     assert len(set(holders)) == 1
     assert holders[0] != held_by((4,), [0])
+
+
+def test_a_worker_reads_alone_what_every_worker_holds_or_it_owns_wholly():
+    assert held_by((4,), workers=2).is_held_by(1)
+    assert held_by((4,), [1], workers=2).is_held_by(1)
+    assert not held_by((4,), [1], workers=2).is_held_by(0)
+    assert not held_by((4,), (0, 1), Partitioning(0, (2, 2)), workers=2).is_held_by(1)

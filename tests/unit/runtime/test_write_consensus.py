@@ -33,12 +33,15 @@ class Workers:
         values: of each worker's variable.
         dropped: workers that have written for nothing.
         letters: all that were sent.
+        waits: True if a step waits for all.
+        waits_for_receivers: True if the chief waits until all have its values, as it always does if a step does not.
     """
 
     values: list[int] = field(default_factory=lambda: [0] * WORKERS)
     dropped: list[int] = field(default_factory=list)
     letters: list[ControlMessage] = field(default_factory=list)
     waits: bool = True
+    waits_for_receivers: bool = False
 
     def __post_init__(self) -> None:
         self._mail: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(WORKERS)]
@@ -95,7 +98,7 @@ class Workers:
         turn, names = mine.agree(self.waits)
         if turn is StepAction.PUSH:
             mine.give(str(self.values[0]))
-            mine.pushed(["v"])
+            mine.pushed(["v"], self.waits_for_receivers or not self.waits)
             return StepAction.STEP
         if worker and turn is StepAction.STEP and not names:
             self.dropped.append(worker)
@@ -142,11 +145,34 @@ def test_equal_writes_of_all_workers_take_the_value_of_the_chief(workers: Worker
 
 
 def test_the_chief_begins_when_all_have_its_values(workers: Workers):
+    workers.waits_for_receivers = True
     workers.run(4, lambda worker, number: 100 if worker == 0 and number else None, nobody)
     subjects = [letter.kind for letter in workers.letters]
     for end in (k for k, kind in enumerate(subjects) if kind == ControlKind.PUSHED):
         before = subjects[:end]
         assert before.count(ControlKind.TAKEN) == (WORKERS - 1) * before.count(ControlKind.GIVEN) > 0
+
+
+def test_the_chief_does_not_wait_for_receivers_before_a_synchronous_step(workers: Workers):
+    def take(told: str) -> None:
+        assert within(LIMIT, lambda: any(one.kind is ControlKind.PUSHED for one in workers.letters))
+        workers.values[1] = int(told)
+
+    workers.accords[1]._take = take
+    workers.run(4, lambda worker, number: 100 + worker if number == 1 else None, nobody)
+    assert workers.values == [103, 103, 103]
+
+
+def test_a_worker_that_waits_before_a_step_is_not_ready_for_the_next(workers: Workers):
+    mine, sent = workers.accords[1], workers.letters
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(mine.agree, True)
+        assert within(LIMIT, lambda: sent and sent[-1].kind is ControlKind.READY)
+        mine.receive(ControlMessage(ControlKind.QUERY, 2, 0))
+        assert (sent[-1].kind, sent[-1].step) == (ControlKind.COMING, 2)
+        mine.receive(ControlMessage(ControlKind.PUSHED, 1, 0, ("v",)))
+        assert waiting.result(LIMIT) == (StepAction.STEP, frozenset({"v"}))
+    assert not mine.ended() and not mine.begins(False)
 
 
 def test_writes_of_the_chief_alone_reach_workers_that_wait_in_the_step(workers: Workers):
