@@ -20,6 +20,11 @@ _WITHOUT_FILE = (
     r"compiler flags\.",
     # Second line of the end of a loop that brings messages.
     r"\t \[\[\{\{node autodist_inbox_\d+/\w+\}\}\]\](?: \[type\.googleapis\.com/tensorflow\.DerivedStatus=''\])?",
+    # Second and third line about a call to the server of a worker that has ended.
+    r"Additional GRPC error information from remote target /job:worker/replica:0/task:\d+ while calling "
+    r"/tensorflow\.WorkerService/\w+:",
+    r":UNKNOWN:Error received from peer  "
+    r'\{(?:grpc_message:"[^"]*", grpc_status:14|grpc_status:14, grpc_message:"[^"]*")\}',
 )
 
 # By the file that logs them. A failed start of CUDA is hidden only without a driver (303) or a GPU (100): then nobody
@@ -35,10 +40,11 @@ _BY_FILE = {
     "computation_placer.cc": r"computation placer already registered\. Please check linkage and avoid linking .*",
     "grpc_server_lib.cc": r"Started server with target: grpc://.*",
     "master.cc": r"Scanning workers for devices: \d+ total workers",
+    "master_session.cc": r"Cleanup partition error: UNAVAILABLE: .*",
     "mlir_graph_optimization_pass.cc": r"MLIR V1 optimization pass is not enabled",
     "coordination_service.cc": r"Initializing CoordinationService",
     "local_rendezvous.cc": r"Local rendezvous is aborting with status: (?:OUT_OF_RANGE: End of sequence|ABORTED: "
-    r"(?:Cleanup \d+|Step \d+ cancelled|Stopping remaining executors)|CANCELLED: ).*|"
+    r"(?:Cleanup \d+|Step \d+ cancelled|Stopping remaining executors)|(?:CANCELLED|UNAVAILABLE): ).*|"
     r"Local rendezvous (?:recv|send) item cancelled\. Key hash: \d+",
     # The loops that bring messages are cancelled at the end of a run.
     "grpc_worker_service.cc": r"RecvTensor cancelled for \d+",
@@ -88,7 +94,7 @@ def is_no_failure(line: str) -> bool:
 
 
 # Start of a line that may be removed; other output passes at once, such as a progress bar without a line end.
-_MAY_MATCH = re.compile(r"$|[IWEF](?:$|\d)|\d|\t|WARNING: All|To enable")
+_MAY_MATCH = re.compile(r"$|[IWEF](?:$|\d)|\d|\t|WARNING: All|To enable|Additional GRPC|:UNKNOWN")
 _LINE_TIMEOUT = 0.2
 """Seconds to wait for the rest of a line."""
 

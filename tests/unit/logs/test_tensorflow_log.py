@@ -30,6 +30,14 @@ W0000 00:00:1795693388.666633    9644 local_rendezvous.cc:412] Local rendezvous 
 63439925937907127 cancelled.  Cancelling rendezvous. [type.googleapis.com/tensorflow.DerivedStatus='']
 \t [[{{node autodist_inbox_0/QueueDequeueV2_1_S15}}]] [type.googleapis.com/tensorflow.DerivedStatus='']
 \t [[{{node autodist_inbox_0/QueueDequeueV2_S23}}]]
+E0000 00:00:1795701386.165791   29620 master_session.cc:1972] Cleanup partition error: UNAVAILABLE: \
+recvmsg:Connection reset by peer
+W0000 00:00:1795701738.061102   11145 local_rendezvous.cc:412] Local rendezvous is aborting with status: UNAVAILABLE: \
+Socket closed
+Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling \
+/tensorflow.WorkerService/CleanupGraph:
+:UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}
+:UNKNOWN:Error received from peer  {grpc_message:"Socket closed", grpc_status:14}
 W0000 00:00:1795693355.382113    4117 grpc_worker_service.cc:536] RecvTensor cancelled for 117026252381131824
 I0000 00:00:1795693355.382133    4117 worker.cc:216] Cancellation requested for RunGraph.
 I0000 00:00:1795693355.382160    4117 local_rendezvous.cc:432] Local rendezvous recv item cancelled. Key hash: \
@@ -62,6 +70,7 @@ SAYS_SOMETHING = [
     "W0000 00:00:1795321870.931277   23805 cpu_allocator_impl.cc:83] Allocation of 819200000 exceeds 10% of free "
     "system memory.",
     "I0000 00:00:1795321859.568093   23362 port.cc:153] something new",
+    "E0000 00:00:1795701386.165791   29620 master_session.cc:1972] Cleanup partition error: INTERNAL: no memory",
     "F0000 00:00:1795321859.568093   23362 cpu_feature_guard.cc:30] The TensorFlow library was compiled to use AVX "
     "instructions, but these aren't available on your machine.",
 ]
