@@ -14,9 +14,8 @@ from autodist.compressors import Code, Gradient, Summed
 from autodist.graph.parts import PendingReduction
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.communicate.buckets import Bucket, digest, key_of
+from autodist.kernels.communicate.codec import Codec
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.communicate.reduce_scatter import AsItIs, ReduceScatter
-from autodist.kernels.communicate.subgroup_transfers import SubgroupTransfers
 from autodist.kernels.sums import ordered_sum
 
 
@@ -29,7 +28,6 @@ class BucketReduction:
         bucket: the bucket to reduce.
         exchange: the communicator between workers.
         stored_as: maps a variable's name to its name in the session.
-        subgroups: the transfers of the subgroups, if the bucket is reduced over subgroups.
         initializers: filled with the operations that initialize persistent buffers.
     """
 
@@ -37,7 +35,6 @@ class BucketReduction:
     bucket: Bucket
     exchange: Communicator
     stored_as: Mapping[str, str]
-    subgroups: SubgroupTransfers | None = None
     initializers: dict[str, tf.Operation] = field(default_factory=dict)
     _pending_writes: list[tuple[PersistentBuffer, tf.Tensor]] = field(default_factory=list)
 
@@ -67,10 +64,7 @@ class BucketReduction:
 
     @property
     def owners(self) -> Sequence[int]:
-        if self.subgroups is None:
-            return self.computing
-        found = self.subgroups.subgroups
-        return [worker for rank in range(found.ranks) for worker in found.across(rank)]
+        return self.exchange.owners
 
     @property
     def number(self) -> int:
@@ -86,10 +80,8 @@ class BucketReduction:
         if pending.weight is None:
             return None
         weight = self.f.input(pending.weight, pending.weight_dtype, [])
-        if self.subgroups is not None:
-            return ordered_sum([part[0] for part in self.subgroups.all_gather("weight", [weight], to_receivers=False)])
-        self.exchange.broadcast("weight", [weight], self.computing)  # other workers sum nothing
-        return ordered_sum([part[0] for part in self.parts("weight", [weight])])
+        parts = self.exchange.all_gather("weight", [weight], to_receivers=False)  # receivers sum nothing
+        return ordered_sum([part[0] for part in parts])
 
     def _share(self, value: tf.Tensor) -> tf.Tensor:
         """Returns this worker's contribution to the mean: its weighted sum divided by the total weight."""
@@ -122,7 +114,7 @@ class BucketReduction:
         return self.exchange.collect(what, mine)
 
     def all_to_all(self, what: str, mine: Sequence[tf.Tensor | tf.TensorSpec]) -> list[list[tf.Tensor]]:
-        return (self.subgroups or self.exchange).all_gather(what, mine)
+        return self.exchange.all_gather(what, mine)
 
     def add_by_owners(
         self,
@@ -131,8 +123,7 @@ class BucketReduction:
         then: Callable[[tf.Tensor], tf.Tensor] | None = None,
         name: str = "",
     ) -> dict[int, Summed]:
-        sums = ReduceScatter(self.exchange, code or AsItIs(), then or _unchanged, name)
-        return sums.at_once(vectors) if self.subgroups is None else sums.in_subgroups(self.subgroups, vectors)
+        return self.exchange.reduce_scatter(vectors, Codec(code, then), name)
 
     def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> PersistentBuffer:
         reductions = self.bucket.reductions if gradient is None else (_join(gradient),)
@@ -156,10 +147,6 @@ class BucketReduction:
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in summed])
         for memory, value in self._pending_writes:
             self.exchange.effects.append(self.f.name(memory.write_if(is_finite, value)))
-
-
-def _unchanged(summed: tf.Tensor) -> tf.Tensor:
-    return summed
 
 
 def _join(gradient: Gradient) -> PendingReduction:

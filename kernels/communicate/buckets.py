@@ -47,7 +47,7 @@ class Bucket:
     @property
     def step(self) -> int:
         """The number of elements between two aligned positions; every slice begins at a multiple of it."""
-        return max(1, ALIGNMENT // self.dtype.size)
+        return _aligned(self.dtype)
 
     @property
     def lengths(self) -> list[int]:
@@ -55,8 +55,9 @@ class Bucket:
         return [-(-_elements(pending) // self.step) * self.step for pending in self.reductions]
 
     @property
-    def byte_size(self) -> int:
-        return sum(self.lengths) * self.dtype.size
+    def spec(self) -> tf.TensorSpec:
+        """The spec of the vector."""
+        return tf.TensorSpec([sum(self.lengths)], self.dtype)
 
     @property
     def key(self) -> str:
@@ -97,12 +98,18 @@ class Bucket:
 
     def cut(self, count: int) -> list[int]:
         """Returns the sizes of `count` aligned pieces of the whole vector."""
-        return self.cut_again(sum(self.lengths), count)
+        return cut(sum(self.lengths), self.dtype, count)
 
-    def cut_again(self, length: int, count: int) -> list[int]:
-        """Returns the sizes of `count` aligned parts of a piece of `length` elements."""
-        steps = length // self.step
-        return [(steps // count + (k < steps % count)) * self.step for k in range(count)]
+
+def cut(length: int, dtype: tf.DType, count: int) -> list[int]:
+    """Returns the sizes of `count` aligned pieces of a vector of `length` elements, which ends aligned."""
+    step = _aligned(dtype)
+    steps = length // step
+    return [(steps // count + (k < steps % count)) * step for k in range(count)]
+
+
+def _aligned(dtype: tf.DType) -> int:
+    return max(1, ALIGNMENT // int(dtype.size))
 
 
 def _elements(pending: PendingReduction) -> int:

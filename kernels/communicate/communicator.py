@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
+from autodist.compressors import Summed
 from autodist.graph.editor import NodeDef
 from autodist.graph.inboxes import SOURCE, Inbox
+from autodist.graph.parts import ReduceOp
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context
+from autodist.kernels.communicate.buckets import cut
+from autodist.kernels.communicate.codec import Codec
+from autodist.kernels.sums import ordered_sum, reduce_to_mean
 from autodist.placement.group import Group
 
 CAPACITY = 2
 """A worker runs at most one step ahead of its peers' reads; larger if the step may run further ahead."""
 
+DIRECT_BYTES = 64 << 10
+"""Vectors and pieces up to this size are sent uncut to any number of workers: one hop, where pieces take two."""
+
+Like: TypeAlias = "tf.Tensor | tf.TensorSpec"
+
+Part = Sequence[tf.Tensor]
+"""A vector and its weight, if it has one."""
+
+Made = TypeVar("Made")
 
 Received = dict[int, list[tf.Tensor]]
 """Received tensors, by the worker that sent them."""
@@ -38,6 +53,7 @@ class Communicator:
         key: of the messages, the same on all workers.
         group: the workers that take part.
         capacity: number of messages that may be in flight.
+        suffix: of all tags.
         effects: names of the nodes that send and receive. All must run, even if nothing reads them, or a queue fills
             up.
     """
@@ -47,6 +63,7 @@ class Communicator:
     key: str
     group: Group
     capacity: int = CAPACITY
+    suffix: str = ""
     effects: list[str] = field(default_factory=list)
 
     @property
@@ -59,6 +76,11 @@ class Communicator:
         """True if this worker has a place in the group."""
         return self.me in self.group
 
+    @property
+    def owners(self) -> Sequence[int]:
+        """The workers that may own vectors of `reduce_scatter`."""
+        return self.group.workers
+
     # -- one worker to another -------------------------------------------------------------------------------------
 
     def send(self, to: int, tag: str, tensors: Sequence[tf.Tensor], after: Sequence[str] = ()) -> None:
@@ -70,11 +92,11 @@ class Communicator:
         put.device = self.context.cpu(self.me)
         self.effects.append(put.name)
 
-    def receive(self, source: int, tag: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
+    def receive(self, source: int, tag: str, like: Sequence[Like]) -> list[tf.Tensor]:
         """Receives tensors from worker `source`; `like` has their dtypes and static shapes."""
         return self.receive_each(tag, {source: like})[source]
 
-    def receive_each(self, tag: str, like: Mapping[int, Sequence[tf.Tensor | tf.TensorSpec]]) -> Received:
+    def receive_each(self, tag: str, like: Mapping[int, Sequence[Like]]) -> Received:
         """Receives tensors from several workers; `like` has their dtypes and static shapes, by worker."""
         names = {source: self._take(source, tag, static) for source, static in like.items()}
         found = iter(self.f.inputs_like(list(chain(*names.values())), list(chain(*like.values()))))
@@ -135,15 +157,86 @@ class Communicator:
             self.send(root, tag, part, after)
         return []
 
-    def all_gather(self, tag: str, part: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """Sends each member's part to everyone in the group; returns all parts in rank order."""
+    def all_gather(self, tag: str, part: Sequence[tf.Tensor], to_receivers: bool = True) -> list[list[tf.Tensor]]:
+        """Sends each member's part to everyone in the group; returns all parts in rank order.
+
+        Args:
+            tag: of the messages.
+            part: this worker's part; it has the specs of all.
+            to_receivers: False if only the members call this.
+        """
         if self.contributes:
-            self.broadcast(tag, part)
+            self.broadcast(tag, part, None if to_receivers else self.group.workers)
         return self.collect(tag, part)
+
+    def all_reduce(self, part: Part, how: ReduceOp) -> tf.Tensor:
+        """Reduces a vector; divides it by the sum of the weights, if there are any.
+
+        A large vector of more than two workers is cut into pieces. Each member reduces one piece and sends it to
+        everyone in the group. This takes two hops and as many bytes as a ring.
+
+        Args:
+            part: this worker's part; it has the specs of all.
+            how: the operation that merges the vectors.
+        """
+        if len(self.group.everyone) <= 2 or is_direct(part[0]):
+            return self.all_reduce_together([part], [how])[0]
+        lengths = cut(part[0].shape[0], part[0].dtype, len(self.group.workers))
+        pieces = dict(zip(self.group.workers, tf.split(part[0], lengths), strict=True))
+        own = pieces.pop(self.me, None)
+        if own is not None:
+            self.scatter("piece", {to: [piece, *part[1:]] for to, piece in pieces.items()})
+        reduced = self.receive_each("sum", {source: [piece] for source, piece in pieces.items()})
+        if own is not None:
+            reduced[self.me] = [reduce_to_mean(self.collect("piece", [own, *part[1:]]), how)]
+            self.broadcast("sum", reduced[self.me])
+        return tf.concat([reduced[source][0] for source in self.group.workers], 0)
+
+    def all_reduce_together(self, parts: Sequence[Part], how: Sequence[ReduceOp]) -> list[tf.Tensor]:
+        """Reduces several vectors in the same messages, uncut, which takes one hop; see `all_reduce`.
+
+        Args:
+            parts: this worker's parts, which do not depend on each other's results.
+            how: the operation that merges the vectors of each.
+        """
+        return merge(parts, how, self.all_gather("whole", [t for part in parts for t in part]), reduce_to_mean)
+
+    def reduce_scatter(self, vectors: Mapping[int, Like], codec: Codec, name: str = "") -> dict[int, Summed]:
+        """Sums encoded vectors at their owners, which send the sums to everyone in the group.
+
+        Args:
+            vectors: this worker's vectors by owner; their specs if it has no place.
+            codec: the encoding of the messages.
+            name: prefix of the messages' tags.
+        """
+        return {owner: self.reduce_at(owner, vector, codec, name)[1] for owner, vector in vectors.items()}
+
+    def reduce_at(self, owner: int, vector: Like, codec: Codec, name: str = "") -> tuple[list[tf.Tensor], Summed]:
+        """Sums vectors at their owner, which adds its own one without encoding, in rank order.
+
+        Returns:
+            The encoded sum, which the owner sends to everyone in the group; and the decoded one, which all use.
+        """
+        like = codec.specs(vector)
+        if owner != self.me:
+            sent = codec.encode(vector) if self.contributes else None
+            if sent is not None:
+                self.send(owner, f"{name}piece", sent)
+            code = self.receive(owner, f"{name}sum", like)
+            decoded = codec.decode(code, vector)
+            return code, Summed(decoded, None if sent is None else vector - codec.decode(sent, vector))
+        others = [worker for worker in self.group.workers if worker != owner]
+        came = self.receive_each(f"{name}piece", dict.fromkeys(others, like))
+        parts = {worker: codec.decode(came[worker], vector) for worker in others}
+        total = codec.finish(ordered_sum([parts.get(worker, vector) for worker in self.group.workers]))
+        code = codec.encode(total)
+        self.broadcast(f"{name}sum", code)
+        decoded = codec.decode(code, vector)
+        return code, Summed(decoded, total - decoded)
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
-    def _take(self, source: int, tag: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[str]:
+    def _take(self, source: int, tag: str, like: Sequence[Like]) -> list[str]:
         """Adds the dequeue of a queue that a worker sends to; returns the names of the tensors."""
         name, handle, nodes = self._add_queue(source, self.me, tag, like)
         take = self.f.add(nodes.take, f"{name}_Dequeue", [handle])
@@ -151,9 +244,7 @@ class Communicator:
         self.effects.append(take.name)
         return [f"{take.name}:{k}" for k in range(len(like))]
 
-    def _add_queue(
-        self, source: int, to: int, tag: str, like: Sequence[tf.Tensor | tf.TensorSpec]
-    ) -> tuple[str, str, _Nodes]:
+    def _add_queue(self, source: int, to: int, tag: str, like: Sequence[Like]) -> tuple[str, str, _Nodes]:
         """Adds a queue; returns its name within the subgraph, its full name, and the node templates that go with it."""
         dtypes = tuple(t.dtype for t in like)
         nodes = _nodes_for(dtypes)
@@ -173,7 +264,26 @@ class Communicator:
             )  # fmt: skip
 
     def _shared_name(self, source: int, to: int, tag: str) -> str:
-        return f"{self.key}/{tag}/{source}/{to}"
+        return f"{self.key}/{tag}{self.suffix}/{source}/{to}"
+
+
+def is_direct(vector: Like) -> bool:
+    """Returns True if a vector is small enough to be sent uncut to any number of workers."""
+    return bool(vector.shape[0] * vector.dtype.size <= DIRECT_BYTES)
+
+
+def merge(
+    like: Sequence[Part],
+    how: Sequence[ReduceOp],
+    came: Sequence[Sequence[tf.Tensor]],
+    reduce: Callable[[Sequence[Part], ReduceOp], Made],
+) -> list[Made]:
+    """Merges the parts of each vector; each element of `came` holds one worker's parts of all vectors, concatenated."""
+    found, start = [], 0
+    for part, op in zip(like, how, strict=True):
+        found.append(reduce([one[start : start + len(part)] for one in came], op))
+        start += len(part)
+    return found
 
 
 def reader_of(queue: NodeDef) -> int:
@@ -181,7 +291,7 @@ def reader_of(queue: NodeDef) -> int:
     return int(queue.attr["shared_name"].s.decode().rsplit("/", 1)[1])
 
 
-def _known_shapes(like: Sequence[tf.Tensor | tf.TensorSpec]) -> tuple[tf.TensorShape, ...] | None:
+def _known_shapes(like: Sequence[Like]) -> tuple[tf.TensorShape, ...] | None:
     """Returns the shapes if all are fully defined, else None: a queue has all shapes or none."""
     shapes = tuple(t.shape for t in like)
     return shapes if all(shape.is_fully_defined() for shape in shapes) else None

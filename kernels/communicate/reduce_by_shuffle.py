@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,12 +16,11 @@ from autodist.graph.parts import PendingReduction, ReduceOp
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.all_reduce_algorithms import AllReduceAlgorithm, all_reduce_fused
 from autodist.kernels.communicate.bucket_reduction import BucketReduction
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, digest, key_of, make_buckets
-from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.communicate.communicator import Communicator, is_direct
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.communicate.subgroup_transfers import SubgroupTransfers
+from autodist.kernels.communicate.subgroup_communicator import SubgroupCommunicator
 from autodist.kernels.plan import Plan
 from autodist.kernels.sums import join_rows, ordered_sum
 from autodist.placement.group import Group
@@ -30,9 +30,6 @@ EVENLY_CUT = 16
 
 EVENLY_CUT_IN_SUBGROUPS = 32
 """The same limit for reduction in subgroups, which needs fewer messages."""
-
-DIRECT_BYTES = 64 << 10
-"""Buckets and pieces up to this size are sent uncut to any number of workers: one hop, where pieces take two."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
     compressed.
 
     If the strategy defines subgroups (for many workers), each subgroup sums first, and the sums are then added in
-    subgroup order (`AllReduceAlgorithm.in_subgroups`). A worker then communicates with about 2·√W others instead of
+    subgroup order (`SubgroupCommunicator`). A worker then communicates with about 2·√W others instead of
     W-1. Rows are sent unsummed between subgroups.
 
     Each element is the sum of the workers' elements in worker order, whatever bucket holds it. Buckets may therefore
@@ -74,11 +71,9 @@ class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
         results = Results(step)
         stored_as = _names_in_session(step)
         plain, compressed = self._buckets(reductions, context)
-        fused, single = find_fused_buckets(step, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
-        for buckets in fused:
-            _reduce_together(results, buckets, context)
-        for bucket in single:
-            _reduce_bucket(results, bucket, context)
+        fused, single = find_fused_buckets(step, plain, [bucket for bucket, _ in compressed], context)
+        for buckets in (*fused, *([bucket] for bucket in single)):
+            _reduce(results, buckets, context)
         for bucket, compressor in compressed:
             _compress_bucket(results, bucket, compressor, stored_as, context)
         for pending in reductions:
@@ -116,48 +111,47 @@ class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
             yield from make_buckets(alike, plan.fusion_group, limit)
 
 
-def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
-    with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, bucket.key, bucket.group)
-        mine = [bucket.pack(f), *weight_of(f, bucket.reductions[0])]
-        algorithm, transfers = (
-            AllReduceAlgorithm(exchange, bucket, DIRECT_BYTES),
-            _subgroups(exchange, bucket.reductions[0]),
+@contextmanager
+def _communicating(
+    results: Results, scope: str, key: str, pending: PendingReduction, context: Context
+) -> Iterator[Communicator]:
+    """Yields the communicator of a reduction's group, and makes the step run its messages."""
+    with subgraph(results.editor, f"{scope}/{key}") as f, tf.device(context.cpu(context.worker)):
+        subgroups = context.subgroups(pending)
+        exchange = (
+            Communicator(f, context, key, pending.group)
+            if subgroups is None
+            else SubgroupCommunicator(f, context, key, pending.group, subgroups=subgroups)
         )
-        whole = algorithm.at_once(mine) if transfers is None else algorithm.in_subgroups(transfers, mine)
-        values = bucket.unpack(f, whole)
-    for pending, value in zip(bucket.reductions, values, strict=True):
-        results.set_result(pending, [f.name(value)])
+        yield exchange
     results.editor.run(exchange.effects)
 
 
-def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Context) -> None:
-    """Reduces several small buckets in the same messages, over subgroups first."""
-    key = digest(";".join(bucket.key for bucket in buckets))
-    with subgraph(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key, buckets[0].group)
-        transfers = _subgroups(exchange, buckets[0].reductions[0])
-        assert transfers is not None, "only subgroups fuse buckets"
-        mine = [[bucket.pack(f), *weight_of(f, bucket.reductions[0])] for bucket in buckets]
-        wholes = all_reduce_fused(transfers, buckets, mine)
+def _reduce(results: Results, buckets: Sequence[Bucket], context: Context) -> None:
+    """Reduces a bucket, or several small ones in the same messages."""
+    first, *others = buckets
+    key = digest(";".join(bucket.key for bucket in buckets)) if others else first.key
+    with _communicating(results, "all_reduce", key, first.reductions[0], context) as exchange:
+        f = exchange.f
+        parts = [[bucket.pack(f), *weight_of(f, bucket.reductions[0])] for bucket in buckets]
+        if others:
+            wholes = exchange.all_reduce_together(parts, [bucket.merge for bucket in buckets])
+        else:
+            wholes = [exchange.all_reduce(parts[0], first.merge)]
         values = [bucket.unpack(f, whole) for bucket, whole in zip(buckets, wholes, strict=True)]
     for bucket, tensors in zip(buckets, values, strict=True):
-        for pending, value in zip(bucket.reductions, tensors, strict=True):
-            results.set_result(pending, [f.name(value)])
-    results.editor.run(exchange.effects)
+        results.set_values(bucket.reductions, map(f.name, tensors))
 
 
 def _compress_bucket(
     results: Results, bucket: Bucket, compressor: Compressor, stored_as: Mapping[str, str], context: Context
 ) -> None:
-    with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, bucket.key, bucket.group)
-        reduction = BucketReduction(f, bucket, exchange, stored_as, _subgroups(exchange, bucket.reductions[0]))
+    with _communicating(results, "all_reduce", bucket.key, bucket.reductions[0], context) as exchange:
+        f = exchange.f
+        reduction = BucketReduction(f, bucket, exchange, stored_as)
         values = compressor.add_up(reduction)
         reduction.finish(values)
-    for pending, value in zip(bucket.reductions, values, strict=True):
-        results.set_result(pending, [f.name(value)])
-    results.editor.run(exchange.effects)
+    results.set_values(bucket.reductions, map(f.name, values))
     results.editor.initialize({name: f.name(op) for name, op in reduction.initializers.items()})
 
 
@@ -165,17 +159,6 @@ def _names_in_session(step: ReplicatedStep) -> dict[str, str]:
     """Maps a variable's name to its name in the session."""
     stored = {n.name: n.attr["shared_name"].s.decode() for n in step.graph_index.of_op("VarHandleOp")}
     return {v.name: stored[v.handle] for v in step.variables if v.handle in stored}
-
-
-def _subgroups(exchange: Communicator, pending: PendingReduction) -> SubgroupTransfers | None:
-    """Returns the transfers of a reduction over subgroups, or None if its group reduces it at once."""
-    subgroups = exchange.context.subgroups(pending)
-    return None if subgroups is None else SubgroupTransfers(exchange, subgroups)
-
-
-def _gathered(exchange: Communicator, pending: PendingReduction, part: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Returns the part of each worker of a reduction's group, in rank order."""
-    return (_subgroups(exchange, pending) or exchange).all_gather("rows", part)
 
 
 def weight_of(f: SubgraphBuilder, pending: PendingReduction) -> list[tf.Tensor]:
@@ -198,22 +181,16 @@ def rows_of(pending: PendingReduction, parts: list[list[tf.Tensor]]) -> list[tf.
 
 
 def _gather_rows(results: Results, pending: PendingReduction, context: Context) -> None:
-    key = key_of([pending])
-    with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key, pending.group)
-        rows = rows_of(pending, _gathered(exchange, pending, own_rows(f, pending)))
-    results.set_result(pending, [f.name(t) for t in rows])
-    results.editor.run(exchange.effects)
+    with _communicating(results, "all_gather", key_of([pending]), pending, context) as exchange:
+        rows = rows_of(pending, exchange.all_gather("rows", own_rows(exchange.f, pending)))
+    results.set_result(pending, [exchange.f.name(t) for t in rows])
 
 
 def _concatenate_rows(results: Results, pending: PendingReduction, context: Context) -> None:
-    key = key_of([pending])
-    with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key, pending.group)
-        parts = _gathered(exchange, pending, [f.input(pending.local[0], pending.dtype, pending.shape)])
-        whole = tf.concat([rows for (rows,) in parts], pending.axis)
-    results.set_result(pending, [f.name(whole)])
-    results.editor.run(exchange.effects)
+    with _communicating(results, "all_gather", key_of([pending]), pending, context) as exchange:
+        own = exchange.f.input(pending.local[0], pending.dtype, pending.shape)
+        whole = tf.concat([rows for (rows,) in exchange.all_gather("rows", [own])], pending.axis)
+    results.set_values([pending], [exchange.f.name(whole)])
 
 
 def compressor_of(plan: Plan, pending: PendingReduction) -> Compressor | None:
@@ -232,7 +209,7 @@ def compressor_of(plan: Plan, pending: PendingReduction) -> Compressor | None:
 
 
 def find_fused_buckets(
-    step: ReplicatedStep, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context, most_bytes: int
+    step: ReplicatedStep, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context
 ) -> tuple[list[list[Bucket]], list[Bucket]]:
     """Returns lists of buckets that subgroups reduce in the same messages, and the remaining buckets, both in order.
 
@@ -246,9 +223,8 @@ def find_fused_buckets(
         buckets: buckets that are summed directly.
         others: buckets that compressors sum.
         context: the worker for which the step is rewritten.
-        most_bytes: size up to which a bucket may be fused.
     """
-    small = [b for b in buckets if b.byte_size <= most_bytes and context.subgroups(b.reductions[0])]
+    small = [b for b in buckets if is_direct(b.spec) and context.subgroups(b.reductions[0])]
     if len(small) < 2 or step.synchrony_of:
         return [], list(buckets)
     ranks = _ranks(step, step.reductions, [*buckets, *others])

@@ -30,6 +30,11 @@ class Results:
         for old, new in zip(pending.result, tensors, strict=True):
             self.replace(old, new)
 
+    def set_values(self, reductions: Iterable[PendingReduction], tensors: Iterable[str]) -> None:
+        """Replaces the local results of dense reductions by a tensor each."""
+        for pending, name in zip(reductions, tensors, strict=True):
+            self.set_result(pending, [name])
+
     def replace(self, old: str, new: str, consumers: Iterable[str] | None = None) -> None:
         """Replaces the tensor `old` by `new` for `consumers` (by default all) and in the step's outputs."""
         self.editor.rewire(old, new, consumers)

@@ -82,7 +82,7 @@ def captured(step):
 )
 def test_a_step_trains_as_on_one_device(name, least, step, captured, monkeypatch):
     if least is not None:
-        monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", least)
+        monkeypatch.setattr("autodist.kernels.communicate.communicator.DIRECT_BYTES", least)
     data = batches(11, 4)  # fewer examples than workers
     session = Session(captured, planned(captured.step, TEAMS[name], SERVERS.get(name, 0)))
     check_queues(session.items)
@@ -112,7 +112,7 @@ def test_values_sent_to_all_workers_are_those_without_subgroups(captured):
 
 @pytest.mark.parametrize("workers", [9, 16])
 def test_messages_and_calls_grow_with_the_root_of_the_workers(workers, captured, monkeypatch):
-    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", WHOLE)
+    monkeypatch.setattr("autodist.kernels.communicate.communicator.DIRECT_BYTES", WHOLE)
     root = int(sqrt(workers))
     strategy = planned(captured.step, [worker // root for worker in range(workers)])
     step = rewrite(captured.step, Context(strategy, 1))

@@ -41,9 +41,9 @@ def captured():
 @pytest.mark.parametrize("whole", [64, 1 << 20])
 @pytest.mark.parametrize("name", TEAMS)
 def test_each_link_carries_what_the_model_says(name, whole, captured, monkeypatch):
-    kernel = "autodist.kernels.communicate.reduce_by_shuffle"
-    monkeypatch.setattr(f"{kernel}.DIRECT_BYTES", whole)
-    monkeypatch.setattr(f"{kernel}.find_fused_buckets", lambda item, buckets, *rest: ([], buckets))
+    kernels = "autodist.kernels.communicate"
+    monkeypatch.setattr(f"{kernels}.communicator.DIRECT_BYTES", whole)
+    monkeypatch.setattr(f"{kernels}.reduce_by_shuffle.find_fused_buckets", lambda item, buckets, *rest: ([], buckets))
     numbers = TEAMS[name]
     workers = len(numbers) or 5
     strategy = plan(captured.step, workers)

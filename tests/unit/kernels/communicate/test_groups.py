@@ -83,7 +83,7 @@ GROUPS = {
 @pytest.mark.parametrize("name", GROUPS)
 def test_each_group_trains_as_one_device_on_its_examples(name, monkeypatch):
     workers, groups, spec, direct_bytes = GROUPS[name]
-    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", direct_bytes)
+    monkeypatch.setattr("autodist.kernels.communicate.communicator.DIRECT_BYTES", direct_bytes)
     step, batches = make_step(), batches_of(workers)
     captured = capture(step, batches[0])
     strategy = plan(captured.step, workers)

@@ -101,7 +101,7 @@ def test_the_same_step_is_rewritten_to_the_same_bytes():
 
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
 def test_buckets_of_any_size_give_the_same_numbers(bucket_bytes, monkeypatch):
-    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", 50)
+    monkeypatch.setattr("autodist.kernels.communicate.communicator.DIRECT_BYTES", 50)
     step, data = make_step(PLAIN), make_batches(2, [5, 2])
     captured = capture(step, *data[0])
     kernels = tuple(ReduceByShuffle(bucket_bytes) if isinstance(k, ReduceByShuffle) else k for k in KERNELS)
@@ -111,7 +111,7 @@ def test_buckets_of_any_size_give_the_same_numbers(bucket_bytes, monkeypatch):
 
 
 def test_buckets_that_grow_with_the_workers_give_the_same_bits(monkeypatch):
-    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", 50)
+    monkeypatch.setattr("autodist.kernels.communicate.communicator.DIRECT_BYTES", 50)
     step, data = make_step(PLAIN), make_batches(2, [5, 2])
     captured = capture(step, *data[0])
     kernels = tuple(ReduceByShuffle(100) if isinstance(k, ReduceByShuffle) else k for k in KERNELS)
@@ -124,7 +124,7 @@ def test_buckets_that_grow_with_the_workers_give_the_same_bits(monkeypatch):
 
 
 def test_with_more_workers_there_are_fewer_buckets(monkeypatch):
-    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", 0)
+    monkeypatch.setattr("autodist.kernels.communicate.communicator.DIRECT_BYTES", 0)
     captured = capture(make_step(PLAIN), *make_batches(0, [4])[0])
     before = KERNELS[: [isinstance(k, ReduceByShuffle) for k in KERNELS].index(True)]
 

@@ -51,7 +51,7 @@ def transfers(strategy: str, cluster: str, *steps: str) -> Transfers:
 
 @pytest.mark.parametrize(("strategy", "cluster"), pairs(OTHERS, ["3x1", "4x1"], each=4))
 def test_workers_never_block(strategy, cluster, monkeypatch):
-    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", 8)
+    monkeypatch.setattr("autodist.kernels.communicate.communicator.DIRECT_BYTES", 8)
     found = transfers.__wrapped__(strategy, cluster)
     assert faults_of(found) == []
     assert math.inf not in in_flight(found).values()
