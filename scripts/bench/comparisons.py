@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.jobs import Job, Length, Way, running
+from bench.jobs import TRANSPORTS, Job, Length, Way, running
 
 GOAL = 1.25
 """Goal for a step of several replicas, as a multiple of the limit."""
@@ -37,11 +37,13 @@ class Limit:
         step: seconds of AutoDist's step on one device, in the same run.
         sent_bytes: bytes that AutoDist's processes send one another in a step.
         transfer: seconds to transfer as many bytes between as many processes that do nothing else.
+        transport: the fastest one, which takes this time.
     """
 
     step: float
     sent_bytes: float
     transfer: float
+    transport: str = ""
 
     @property
     def seconds(self) -> float:
@@ -50,7 +52,8 @@ class Limit:
     def __str__(self) -> str:
         if not self.transfer:
             return f"{self.step * 1e3:.2f} ms"
-        return f"{self.step * 1e3:.2f} + {self.transfer * 1e3:.2f} ms for {self.sent_bytes / 1e6:.2f} MB"
+        transfer = f"{self.transfer * 1e3:.2f} ms for {self.sent_bytes / 1e6:.2f} MB by {self.transport}"
+        return f"{self.step * 1e3:.2f} + {transfer}"
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,20 @@ def _limit(ours: Job, on_one_device: Job, length: Length) -> Limit:
     step = _median(on_one_device.seconds)
     if ours.way.workers == 1:
         return Limit(step, 0, 0)
-    sent = statistics.median(ours.sent_bytes)
-    with running([Way("transfer", ours.way.model, ours.way.workers, sent_bytes=round(sent))], length) as [transfer]:
+    sent = min(ours.sent_bytes)  # other processes of the machine may send, too
+    ways = [
+        Way("transfer", ours.way.model, ours.way.workers, builder=transport, sent_bytes=round(sent))
+        for transport in TRANSPORTS
+    ]
+    with running(ways, length) as transfers:
         for _ in range(length.turns):
-            transfer.turn()
-        transfer.finish()
-    return Limit(step, sent, _median(transfer.seconds))
+            for transfer in transfers:
+                transfer.turn()
+        for transfer in transfers:
+            transfer.finish()
+    seconds = {transfer.way.builder: _median(transfer.seconds) for transfer in transfers}
+    best = min(seconds, key=seconds.__getitem__)
+    return Limit(step, sent, seconds[best], best)
 
 
 def _median(turns: Sequence[Sequence[float]]) -> float:

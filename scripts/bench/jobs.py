@@ -23,6 +23,9 @@ SCRIPTS = pathlib.Path(__file__).resolve().parent.parent
 ANSWER = b"BENCH "
 _OF_WORKERS = ("multi-worker", "transfer")
 """Ways whose processes are all workers."""
+RECEIVER_QUEUE, INBOX_LOOP = TRANSPORTS = ("a queue of the receiver", "an inbox loop")
+"""The transports of a transfer: the sender puts data into a queue of the receiver; or, as in AutoDist's steps, a loop
+of the receiver moves it from a queue of the sender."""
 GRACE = 10.0
 """Seconds that a process has to end after the request."""
 
@@ -41,7 +44,7 @@ class Way:
         model: name of the model.
         workers: processes that compute.
         replicas: the number of replicas of each worker.
-        builder: the builder of AutoDist's strategy.
+        builder: the builder of AutoDist's strategy, or the transport of a transfer.
         sent_bytes: bytes that the processes of a transfer send in a step.
         of_cores: the process uses one of this many parts of the cores; 1: all of them.
         delay: seconds that data takes between two workers, in each direction.

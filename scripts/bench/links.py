@@ -26,6 +26,8 @@ FASTEST = 10_000
 """Mbit/s; no step is measured at this rate, at which the relay itself is the limit."""
 STEPS = 5
 """Steps of a turn, which may take seconds each."""
+LIMIT = 1800.0
+"""Time limit in seconds for all builders over one link."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def compare_link(link: Link, length: Length) -> list[Result]:
     Raises:
         JobError: one of them did not run.
     """
-    length = replace(length, warmup=3, turns=2, steps=STEPS, settling=1)
+    length = replace(length, warmup=3, turns=2, steps=STEPS, settling=1, limit=LIMIT)
     slow = {"delay": link.round_trip / 2, "rate": _bytes_per_second(link.rate)}
     ways = [Way("autodist", link.model, 2, builder=builder, **slow) for builder in link.builders]
     with running([Way("multi-worker", link.model, 2, **slow), *ways], length) as jobs:

@@ -107,10 +107,9 @@ def _training(arguments: argparse.Namespace, task: Task) -> Training:
         case "multi-worker":
             return multi_worker(task, arguments.workers, arguments.index)
         case "transfer":
-            return Training(
-                transfer(arguments.workers, arguments.index, arguments.bytes, _session_config(arguments)),
-                arguments.index == 0,
-            )
+            config, transport = _session_config(arguments), arguments.builder
+            step = transfer(arguments.workers, arguments.index, arguments.bytes, transport, config)
+            return Training(step, arguments.index == 0)
     return parameter_server(task, arguments.workers)
 
 
