@@ -41,8 +41,8 @@ _GONE = (
 # Those that TensorFlow usually raises if another worker is gone, and rarely for a reason in the script.
 _ECHOES = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
-# TensorFlow's text about a call to another worker's server, and gRPC's text about the failure of the call.
-_CALLED_SERVER = re.compile(r"from remote target /job:\w+/replica:\d+/task:(\d+) while calling")
+# TensorFlow's text about the ends of a failed call between servers, and gRPC's text about the failure.
+_SERVER = re.compile(r"/job:worker/replica:0/task:(\d+)(?= while calling|:)")
 _FAILURE_OF_CALL = re.compile(r'grpc_message:"([^"]*)"')
 
 # Seconds within which the coordinator has handled a lost worker; only a halted process exceeds it.
@@ -299,10 +299,12 @@ class Peers:
 
         On the chief, that worker counts as lost.
         """
-        called, failure = _CALLED_SERVER.search(str(error)), _FAILURE_OF_CALL.search(str(error))
-        if called is None or not isinstance(error, tf.errors.UnavailableError):
+        own = 0 if self._worker_client is None else self._worker_client.index
+        others = [int(worker) for worker in _SERVER.findall(str(error)) if int(worker) != own]
+        failure = _FAILURE_OF_CALL.search(str(error))
+        if not others or not isinstance(error, tf.errors.UnavailableError):
             return None
-        worker = self._spec.workers[int(called[1])].name
+        worker = self._spec.workers[others[0]].name
         end = f"broke{f' ({failure[1]})' if failure else ''}, and the script there goes on; {_CHECK_CONNECTION}"
         if self._launch is None:
             return ClusterError(f"the connection to TensorFlow's server of {worker} {end}.")

@@ -74,7 +74,7 @@ class Coordinator:
 
 def of_two(is_chief: bool) -> Peers:
     """Peers that have joined and whose processes go on."""
-    waits = {"let_chief_fail_first": lambda limit: None, "wait_to_be_ended": lambda limit: None}
+    waits = {"index": 1, "let_chief_fail_first": lambda limit: None, "wait_to_be_ended": lambda limit: None}
     peers = Peers(SPEC, None if is_chief else SimpleNamespace(**waits), b"", 0, StartupProgress(is_chief))
     peers._executor = InterruptibleExecutor()
     peers._launch = SimpleNamespace(coordinator=Coordinator()) if is_chief else None
@@ -93,6 +93,15 @@ def test_a_broken_connection_to_a_worker_s_server_is_its_loss_on_the_chief():
 def test_a_broken_connection_to_a_server_is_named_on_another_worker_that_nobody_ends():
     with pytest.raises(ClusterError, match=r"^the connection to TensorFlow's server of localhost:0 broke \(Socket"):
         of_two(is_chief=False).guard(fails, tf.errors.UnavailableError(None, None, CLOSED.format(0)))
+
+
+def test_a_connection_that_another_worker_reports_as_broken_is_that_to_this_worker():
+    """For example in a loop of this worker, of whose nodes the other worker runs some."""
+    reported = f"UNAVAILABLE: From /job:worker/replica:0/task:1:\n{CLOSED.format(0)}"
+    with pytest.raises(
+        WorkerFailedError, match=r"^localhost:1 was lost: the connection to its TensorFlow server broke"
+    ):
+        of_two(is_chief=True).guard(fails, tf.errors.UnavailableError(None, None, reported))
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
