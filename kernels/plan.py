@@ -12,6 +12,9 @@ from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, Synchronizer, named_synchronizers, placement_of
 
+CACHED_COPY = "/cached_copy"
+"""Suffix of a cached copy's name in the session, after the name of its variable."""
+
 
 class Plan:
     """Answers queries about a strategy by variable, shard and pending reduction. Kernels read it, not the proto.
@@ -54,6 +57,11 @@ class Plan:
     def has_cached_copy(self, variable: str) -> bool:
         """Returns True if every worker caches a copy of an owned variable for its replicas to read."""
         return variable in self._synchronizers and self._synchronizers[variable].has_cached_copy
+
+    @property
+    def cached_copies(self) -> dict[str, tuple[str, ...]]:
+        """The suffixes of the cached copies of each owned variable or shard that has one, by name."""
+        return {name: (CACHED_COPY,) for name, one in self._synchronizers.items() if one.has_cached_copy}
 
     @property
     def is_asynchronous(self) -> bool:

@@ -14,7 +14,7 @@ from autodist.errors import Place, StrategyError
 from autodist.options.fields import check_options
 from autodist.strategies.all_reduce import SpecName
 from autodist.strategies.partition import Partition
-from autodist.strategies.ps import Owner, Staleness
+from autodist.strategies.ps import Owner, Staleness, has_proxy
 from autodist.synchronizers import AllReduce, ParameterServer
 
 
@@ -57,7 +57,7 @@ class UseParameterServer:
             fewest bytes relative to its bandwidth.
         sync: see ServerOptions. Default: true.
         staleness: see ServerOptions. Default: 0.
-        local_proxy_variable: see ServerOptions. Default: false.
+        local_proxy_variable: see ServerOptions. If sync or staleness changes, the builder's choice is not kept.
         partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 
@@ -70,13 +70,21 @@ class UseParameterServer:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def applied(self, synchronizer: ParameterServer) -> ParameterServer:
-        """Returns a synchronizer with the options that are set, except for the owner."""
+    def applied(self, synchronizer: ParameterServer | None, is_dense: bool) -> ParameterServer:
+        """Returns a synchronizer with the options that are set, except for the owner.
+
+        Args:
+            synchronizer: the builder's; None if the builder chose no parameter server.
+            is_dense: True if the gradient of the variable is dense.
+        """
+        before = synchronizer or ParameterServer()
         asynchronous = None if self.sync is None else not self.sync
-        options = {
-            "asynchronous": asynchronous, "staleness": self.staleness, "local_proxy": self.local_proxy_variable,
-        }  # fmt: skip
-        return replace(synchronizer, **_set_options(options))
+        after = replace(before, **_set_options({"asynchronous": asynchronous, "staleness": self.staleness}))
+        proxy = self.local_proxy_variable
+        if proxy is None:
+            is_kept = synchronizer is not None and after.synchrony == before.synchrony
+            proxy = before.local_proxy if is_kept else has_proxy(is_dense, not after.asynchronous, after.staleness)
+        return replace(after, local_proxy=proxy)
 
 
 def _set_options(options: Mapping[str, Any]) -> dict[str, Any]:

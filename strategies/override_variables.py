@@ -104,7 +104,8 @@ def _no_match(override: Override, names: Sequence[str], graph_item: GraphLike) -
 Nodes = Mapping[str, strategy_pb2.VariableNode]
 """By the variable's name."""
 
-Kind = TypeVar("Kind", AllReduce, ParameterServer)
+Kind = TypeVar("Kind")
+Default = TypeVar("Default")
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _replacement(
         reduced = [one for one in synchronizers_of(before) if isinstance(one, AllReduce)]
         return _Replacement(variable, partitioning, [use.applied(one) for one in _matched(count, reduced, default)])
     earlier = [one for one in synchronizers_of(before) if isinstance(one, ParameterServer)]
-    servers = [use.applied(one) for one in _matched(count, earlier, ParameterServer())]
+    servers = [use.applied(one, not variable.is_sparse) for one in _matched(count, earlier, None)]
     owners = _owners(override, use, variable, count, resource_spec)
     if owners:
         servers = [replace(server, owner=owner) for server, owner in zip(servers, owners, strict=True)]
@@ -198,7 +199,7 @@ def _replacement(
     return _Replacement(variable, partitioning, servers, bool(owners) or keeps_owners)
 
 
-def _matched(count: int, earlier: Sequence[Kind], default: Kind) -> Sequence[Kind]:
+def _matched(count: int, earlier: Sequence[Kind], default: Default) -> Sequence[Kind | Default]:
     """Returns the earlier synchronizer of each shard: its own if their numbers agree, else the first one."""
     return earlier if len(earlier) == count else [earlier[0] if earlier else default] * count
 

@@ -76,8 +76,9 @@ def balanced_server_nodes(
         }
     )
     servers: dict[str, list[strategy_pb2.ParameterServer]] = {variable.name: [] for variable in variables}
+    dense = {variable.name for variable in variables if not variable.is_sparse}
     for (name, _), owner in sorted(owners.items()):
-        servers[name].append(options.parameter_server(owner))
+        servers[name].append(options.parameter_server(owner, name in dense))
     return [node_of(name, partitionings.get(name), servers[name]) for name in servers]
 
 

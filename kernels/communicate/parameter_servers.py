@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.names import node_of
-from autodist.graph.parts import PendingReduction
+from autodist.graph.parts import PendingReduction, Variable
 from autodist.graph.step import ReplicatedStep
-from autodist.graph.subgraph import subgraph
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
+from autodist.kernels.communicate.buckets import Bucket, digest, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup, group_writes, rank_writes
 from autodist.kernels.communicate.node_assignment import EVERYWHERE, NOBODY
+from autodist.kernels.communicate.packed import like_packed, packed, unpacked
+from autodist.kernels.communicate.read_cached_copies import copy_of
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.versions import Acknowledgement, Versions
@@ -72,8 +76,8 @@ class _Servers:
         self.versions = Versions(step, self.owner, self.reductions, context)
 
     def run(self) -> ReplicatedStep:
-        self._send_gradients()
         part = WorkerPart.find(self.step, self.context, self.effects, self.owner, self.reductions)
+        self._send_gradients(part.needed())
         acknowledgements = self.versions.acknowledgements(part.runs)
         self._require_same_outputs(part)
         part.exchange_boundary(self.results, self.context)
@@ -100,20 +104,21 @@ class _Servers:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _send_gradients(self) -> None:
+    def _send_gradients(self, needed: Collection[str]) -> None:
+        """Sends gradients to the owners, after this worker's reads that must not see the updates made by them."""
         dense = [j for j in self.reductions if not j.is_sparse]
         for bucket in make_buckets(dense, self._owner_of, PACK_BYTES):
-            self._send_bucket(bucket, self._owner_of(bucket.reductions[0]))
+            reads = self._reads_before_push(bucket.reductions, needed)
+            self._send_bucket(bucket, self._owner_of(bucket.reductions[0]), reads)
         for pending in self.reductions:
             if pending.is_sparse:
-                self._send_rows(pending, self._owner_of(pending))
+                self._send_rows(pending, self._owner_of(pending), self._reads_before_push([pending], needed))
 
     def _owner_of(self, pending: PendingReduction) -> int:
         """Returns the owner of the variable that a reduction belongs to; each of `reductions` belongs to one."""
         return self.step.owners[pending.variable or ""]
 
-    def _send_bucket(self, bucket: Bucket, owner: int) -> None:
-        reads = self._reads_before_push(bucket.reductions)
+    def _send_bucket(self, bucket: Bucket, owner: int, reads: Sequence[str]) -> None:
         with subgraph(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, bucket.key, bucket.group)
             part = [bucket.pack(f), *weight_of(f, bucket.reductions[0])]
@@ -123,9 +128,8 @@ class _Servers:
             self.results.set_result(pending, [f.name(value)])
         self.editor.run(exchange.effects)
 
-    def _send_rows(self, pending: PendingReduction, owner: int) -> None:
+    def _send_rows(self, pending: PendingReduction, owner: int, reads: Sequence[str]) -> None:
         key = key_of([pending])
-        reads = self._reads_before_push([pending])
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, key, pending.group)
             parts = exchange.gather(owner, "gradient", own_rows(f, pending), reads)
@@ -134,9 +138,9 @@ class _Servers:
             self.results.set_result(pending, [f.name(t) for t in rows])
         self.editor.run(exchange.effects)
 
-    def _reads_before_push(self, reductions: Iterable[PendingReduction]) -> list[str]:
-        """Returns this worker's reads that must not see the updates made by its gradients."""
-        return after_loops(self.step.graph_index, self.versions.reads_before(reductions))
+    def _reads_before_push(self, reductions: Iterable[PendingReduction], needed: Collection[str]) -> list[str]:
+        reads = [name for name in self.versions.reads_before(reductions) if name in needed]
+        return after_loops(self.step.graph_index, reads)
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
@@ -172,26 +176,107 @@ class _Servers:
             for write in message.writes:
                 self.editor.add_control(write, exchange.effects)
 
+    # -- values ----------------------------------------------------------------------------------------------------
+
     def _exchange_completion_signals(self, ranks: Mapping[str, int]) -> None:
         replacements: dict[str, tuple[str, ...]] = {}
         for group in group_writes(self.step, self.owner, ranks, self.context.group):
-            token = self._exchange_completion_signal(group)
-            if group.owner != self.context.worker:
-                replacements.update(dict.fromkeys(group.writes, token))
+            if group.owner == self.context.worker:
+                self._send_values(group)
+            else:
+                replacements.update(dict.fromkeys(group.writes, self._receive_values(group)))
         self.editor.replace_targets(replacements)
         self.editor.remove(replacements)
 
-    def _exchange_completion_signal(self, group: WriteGroup) -> tuple[str, ...]:
-        """Sends a completion signal at the owner; elsewhere, makes consumers of the writes wait for it."""
+    def _send_values(self, group: WriteGroup) -> None:
+        """Sends the written values to the workers that have cached copies, and the signal that all are written."""
         with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, group.key, group.readers)
-            done = tf.constant(True)
-            if group.owner == self.context.worker:
-                exchange.broadcast("done", [done], after=group.writes)
-            else:
-                exchange.receive(group.owner, "done", [done])
+            *early, last = self._messages(group)
+            for variables in early:
+                writes = [write for v in variables for write in self._writes_of[v.handle]]
+                exchange.broadcast(_tag(variables), self._values(f, variables, writes), group.readers.workers)
+            values = self._values(f, last, group.writes)
+            exchange.broadcast(_tag(last), values, group.readers.workers, group.writes)
+            exchange.broadcast("done", [tf.constant(True)], group.readers.receivers, group.writes)
         self.editor.run(exchange.effects)
-        if group.owner != self.context.worker:
-            for write in group.writes:
-                self.editor.replace_control(write, exchange.effects, self.editor.consumers(write))
-        return tuple(exchange.effects)
+
+    def _values(self, f: SubgraphBuilder, variables: Sequence[Variable], after: Sequence[str]) -> list[tf.Tensor]:
+        """Returns the tensors of a message: the values of some variables after nodes `after`; a signal without any."""
+        if not variables:
+            return [tf.constant(True)]
+        values = []
+        with tf.control_dependencies([f.after(after)]):
+            for variable in variables:
+                with tf.device(self.context.home(self.context.worker, variable.dtype)):
+                    handle = f.input(variable.handle, tf.resource)
+                    values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype))
+                    values[-1].set_shape(variable.shape)
+        return packed(values)
+
+    def _receive_values(self, group: WriteGroup) -> tuple[str, ...]:
+        """Updates the cached copies; makes consumers of the writes wait for the owner's signal, its last message."""
+        with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
+            exchange = Communicator(f, self.context, group.key, group.readers)
+            refreshed: list[tf.Operation] = []
+            for variables in self._messages(group) if self.context.computes else [[]]:
+                refreshed += self._receive_message(f, exchange, group.owner, variables)
+        self.editor.run([*exchange.effects, *map(f.name, refreshed)])
+        signal = exchange.effects[-1:]
+        for write in group.writes:
+            self.editor.replace_control(write, signal, self.editor.consumers(write))
+        return tuple(signal)
+
+    def _receive_message(
+        self, f: SubgraphBuilder, exchange: Communicator, owner: int, variables: Sequence[Variable]
+    ) -> list[tf.Operation]:
+        if not variables:
+            exchange.receive(owner, _tag(variables), [tf.constant(True)])
+            return []
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+        values = unpacked(exchange.receive(owner, _tag(variables), like_packed(specs)), specs)
+        return [self._refresh(f, variable, value) for variable, value in zip(variables, values, strict=True)]
+
+    def _refresh(self, f: SubgraphBuilder, variable: Variable, value: tf.Tensor) -> tf.Operation:
+        """Assigns a received value to the cached copy of its variable once the replicas have read the copy."""
+        copy = copy_of(variable.handle)
+        with (
+            tf.device(self.context.home(self.context.worker, variable.dtype)),
+            tf.control_dependencies([f.after(sorted(self.editor.consumers(copy)))]),
+        ):
+            return tf.raw_ops.AssignVariableOp(resource=f.input(copy, tf.resource), value=value, name="refresh")
+
+    def _messages(self, group: WriteGroup) -> list[list[Variable]]:
+        """Returns the variables whose values are sent for a group of writes, by message; the last may have none.
+
+        Small values share messages of up to `PACK_BYTES`. A variable's value is sent after its last write.
+        """
+        last = set(group.writes)
+        variables = [
+            self.step.by_handle[handle] for handle, writes in self._writes_of.items()
+            if writes[-1] in last and self.context.plan.has_cached_copy(self.step.by_handle[handle].name)
+        ]  # fmt: skip
+        messages: list[list[Variable]] = []
+        free = 0
+        for variable in variables:
+            size = prod(variable.shape) * variable.dtype.size
+            if size > free or not messages:
+                messages.append([])
+                free = PACK_BYTES
+            messages[-1].append(variable)
+            free -= size
+        return messages or [[]]
+
+    @cached_property
+    def _writes_of(self) -> Mapping[str, list[str]]:
+        """The writes of each owned variable in execution order, by handle."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(filter(self.order.position.__contains__, self.effects), key=self.order.position.__getitem__):
+            for handle in sorted(self.effects[name].writes & self.owner.keys()):
+                found.setdefault(handle, []).append(name)
+        return found
+
+
+def _tag(variables: Sequence[Variable]) -> str:
+    """Returns the tag of a message with the values of some variables, the same in all programs that send them."""
+    return f"values/{digest(';'.join(variable.name for variable in variables))}" if variables else "done"

@@ -1,4 +1,4 @@
-"""Cached copies: each worker caches a copy of an owned variable for its replicas and refreshes it once per step."""
+"""Cached copies: each worker caches a copy of an owned variable for its replicas, refreshed once per step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy
+from autodist.kernels.plan import CACHED_COPY
+from autodist.placement.synchrony import SyncMode
 
-CACHED_COPY = "/cached_copy"
-"""Suffix of a cached copy's name in the session, after the name of its variable."""
+
+def copy_of(handle: str) -> str:
+    """Returns the name of the node for the cached copy of a variable, given the node of the variable's handle."""
+    return f"autodist/cached_copy/{handle}"
 
 
 @dataclass(frozen=True)
 class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
     """Makes replicas read a copy on their own worker, which is refreshed after the variable's update.
 
-    The value is then sent while nothing waits for it, once per step, and whole: for a table, all rows. The owner of a
-    synchronous variable reads the variable itself. If steps may run ahead of updates, the owner's replicas read the
-    cached copy too, so that all replicas see the same. The update, and reads after the step's own update, still read
-    the variable.
+    The value is then sent once per step, and whole: for a table, all rows. A synchronous variable is sent by its owner,
+    with the signal that the update has finished (`ParameterServers`); the owner reads the variable itself. If steps
+    may run ahead of updates, each worker fetches the value. The owner's replicas then read the cached copy too, so that
+    all replicas see the same. The update, and reads after the step's own update, still read the variable.
 
         read(v) → f → g → update(v)     becomes     read(copy) → f → g → update(v) → read(v) → assign(copy)
     """
@@ -41,8 +45,7 @@ class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
         names = [name for name in step.synchrony_of if plan.has_cached_copy(name)]
         if not names:
             return step
-        copies = dict.fromkeys(names, (CACHED_COPY,))
-        holders = {name: holder.with_copies(name, copies) for name, holder in step.holders.items()}
+        holders = {name: holder.with_copies(name, plan.cached_copies) for name, holder in step.holders.items()}
         step = replace(step, holders=holders)
         if not context.computes:
             return step
@@ -64,10 +67,11 @@ class _CachedCopies:
         self._compute = self.editor.ancestors([*local, *step.outputs], control=False) - step.stages.once
 
     def read_cached_copy(self, variable: Variable) -> None:
-        """Makes the compute part read a variable's cached copy, if this step updates the variable."""
+        """Makes the compute part read a variable's cached copy."""
         handle = variable.handle
         writes = [name for name, effect in self._effects.items() if handle in effect.writes]
-        if not writes:
+        is_synchronous = self._step.synchrony_of[variable.name].mode is SyncMode.SYNCHRONOUS
+        if not (writes or is_synchronous):
             return
         late = reach(writes, self.editor.consumers)
         reads = [
@@ -76,9 +80,10 @@ class _CachedCopies:
             and self._takes_handle(name, handle)
         ]  # fmt: skip
         device = self._context.home(self._context.worker, variable.dtype)
-        cached_copy = add_copy(self.editor, variable, f"autodist/cached_copy/{handle}", CACHED_COPY, device)
+        cached_copy = add_copy(self.editor, variable, copy_of(handle), CACHED_COPY, device)
         reading = [made for name in reads for made in self._read_instead(name, variable, cached_copy)]
-        self._refresh(variable, cached_copy, writes, reading)
+        if not is_synchronous:
+            self._refresh(variable, cached_copy, writes, reading)
 
     def _read_instead(self, name: str, variable: Variable, cached_copy: str) -> list[str]:
         """Replaces a read by a read of the cached copy for the compute part; returns the node that reads it."""

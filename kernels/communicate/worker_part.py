@@ -13,6 +13,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
@@ -101,6 +102,19 @@ class WorkerPart:
         transferred = frozenset(name for name, _, _ in assignment.tensors)
         specs = {t: _spec_of_result(j, t) for j in reductions for t in j.result}
         return cls(step, private, _in_rounds(step, transfers, transferred), me, specs, assignment.by(me), runs)
+
+    def needed(self) -> set[str]:
+        """Returns the nodes whose values this worker uses, in either part of the step.
+
+        The optimizer's reads of slots belong to the part that replicas compute, since they need no gradient; yet the
+        owner alone uses them.
+        """
+        step, data = self.step, self.step.graph_index.data
+        local = [t for pending in step.reductions for t in (*pending.local, *filter(None, [pending.weight]))]
+        roots = [*map(node_of, [*local, *step.outputs]), *step.targets, *self.computed]
+        return reach(
+            (r for r in roots if not self.is_others(r)), lambda n: (s for s in data[n] if not self.is_others(s))
+        )
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
         """Sends the tensors that other workers need from this one, and receives those that it needs."""

@@ -14,7 +14,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.read_cached_copies import CACHED_COPY
+from autodist.kernels.plan import CACHED_COPY
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,20 @@ def test_every_type_and_shape_trains_as_on_one_device(workers, replicas):
     assert moved == {"single", "double", "half", "brain", "scalar", "half_scalar"}
 
 
+@pytest.mark.parametrize("local_proxy", [False, True])
+def test_every_type_and_shape_trains_at_an_owner(local_proxy):
+    (step, _), batches = make_odd_step(), odd_batches()
+    captured = capture(step, batches[0][0])
+    owners = {gradient.variable: k % 2 for k, gradient in enumerate(captured.step.gradients)}
+    found = train(captured, plan(captured.step, 2, 1, owners, local_proxy=local_proxy), batches)
+    expected = one_device(captured, step, batches).variables[0]
+    for name, value in expected.items():
+        close = CLOSE.get(tf.as_dtype(value.dtype), 0)
+        np.testing.assert_allclose(
+            found.variable(name).astype("float64"), value.astype("float64"), rtol=close, atol=close, err_msg=name
+        )
+
+
 def test_a_variable_without_a_gradient_is_in_no_strategy():
     captured = capture(make_odd_step()[0], odd_batches()[0][0])
     nodes = {node.variable for node in plan(captured.step, 2).nodes}
@@ -58,7 +72,8 @@ def test_compressors_leave_what_they_cannot_shrink(asked):
             np.testing.assert_allclose(mine.astype("float64"), value.astype("float64"), rtol=margin, atol=margin)
 
 
-def test_an_empty_variable_alone_makes_an_empty_bucket():
+@pytest.mark.parametrize("owners", [None, {"empty": 1}])
+def test_an_empty_variable_alone_makes_an_empty_message(owners):
     empty = tf.Variable(np.zeros((0, 3)), name="empty")
 
     def step(x):
@@ -67,7 +82,8 @@ def test_an_empty_variable_alone_makes_an_empty_bucket():
         empty.assign_sub(tape.gradient(loss, empty))
 
     captured = capture(step, np.ones((4, 2)))
-    found = train(captured, plan(captured.step, 2), [(np.ones((4, 2)),)])
+    options = {} if owners is None else {"local_proxy": True}
+    found = train(captured, plan(captured.step, 2, 1, owners, **options), [(np.ones((4, 2)),)])
     assert found.variable("empty").shape == (0, 3)
 
 

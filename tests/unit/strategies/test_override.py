@@ -139,6 +139,23 @@ def test_owners_of_shards_are_one_for_all_or_one_for_each(step, cluster, owner, 
 
 
 @pytest.mark.parametrize(
+    ("builder", "use", "has_proxy"),
+    [
+        (AllReduce(), UseParameterServer(), True),
+        (AllReduce(), UseParameterServer(staleness=1), False),
+        (PS(), UseParameterServer(owner=1), True),
+        (PS(local_proxy_variable=False), UseParameterServer(owner=1), False),
+        (PS(), UseParameterServer(sync=False), False),
+        (PS(sync=False), UseParameterServer(sync=True), True),
+        (PS(sync=False), UseParameterServer(sync=True, local_proxy_variable=False), False),
+    ],
+)
+def test_a_proxy_suits_the_options_of_the_override(step, cluster, builder, use, has_proxy):
+    node = build(step, cluster(2), builder, Override("dense/kernel", use))["dense/kernel"]
+    assert node.parameter_server.local_proxy == has_proxy
+
+
+@pytest.mark.parametrize(
     ("use", "said"),
     [
         (

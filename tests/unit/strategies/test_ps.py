@@ -2,7 +2,8 @@ import pytest
 
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
-from autodist.strategies import PS, check_strategy
+from autodist.strategies import PS, PartitionedPS, PSLoadBalancing, UnevenPartitionedPS, check_strategy
+from autodist.synchronizers import synchronizers_of
 
 
 def owners(strategy):
@@ -31,6 +32,23 @@ def test_options_reach_every_node(language_model, cluster):
     strategy = PS(sync=False, staleness=2, local_proxy_variable=True).build(language_model, cluster())
     wanted = strategy_pb2.ParameterServer(owner=0, asynchronous=True, staleness=2, local_proxy=True)
     assert [node.parameter_server for node in strategy.nodes] == [wanted] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "proxies"),
+    [
+        ({}, [False, True, True]),
+        ({"local_proxy_variable": False}, [False] * 3),
+        ({"local_proxy_variable": True}, [True] * 3),
+        ({"staleness": 1}, [False] * 3),
+        ({"sync": False}, [False] * 3),
+    ],
+)
+@pytest.mark.parametrize("builder", [PS, PSLoadBalancing, PartitionedPS, UnevenPartitionedPS])
+def test_workers_cache_dense_variables_that_they_update_together(language_model, cluster, builder, options, proxies):
+    strategy = builder(**options).build(language_model, cluster())
+    found = {node.variable: {one.local_proxy for one in synchronizers_of(node)} for node in strategy.nodes}
+    assert [found[name] for name in ("embedding", "dense/kernel", "dense/bias")] == [{proxy} for proxy in proxies]
 
 
 @pytest.mark.parametrize("owner", [2, "10.0.0.3"])

@@ -69,7 +69,8 @@ def test_without_a_section_it_is_all_reduce():
         ("{builder: PS, owner: 'localhost:1'}", PS(owner="localhost:1")),
         ("{builder: PSLoadBalancing}", PSLoadBalancing()),
         ("{builder: Parallax, chunk_size: 64}", Parallax(chunk_size=64)),
-        ("{builder: PS, sync: true, staleness: 0, local_proxy_variable: false}", PS()),
+        ("{builder: PS, sync: true, staleness: 0}", PS()),
+        ("{builder: PS, local_proxy_variable: false}", PS(local_proxy_variable=False)),
         ("{builder: PSLoadBalancing, sync: false, staleness: 3}", PSLoadBalancing(sync=False, staleness=3)),
         (
             "{builder: PartitionedPS, local_proxy_variable: true, max_shards: 4, min_partition_bytes: 0}",

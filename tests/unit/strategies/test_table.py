@@ -182,8 +182,13 @@ def test_a_wide_terminal_has_the_wide_table(language_model, cluster):
         (AllReduce(), 2, "each worker holds 35.6 kB of trained variables"),
         (Parallax(), 2, "held of trained variables: worker 0 35.6 kB, worker 1 3.60 kB"),
         (Parallax(local_proxy_variable=True), 2, "each worker holds 35.6 kB of trained variables"),
-        (PS(owner=1), 5, "workers hold 0 B to 35.6 kB of trained variables, most worker 1"),
-        (PartitionedPS(min_partition_bytes=0), 2, "each worker holds 17.8 kB of trained variables"),
+        (PS(owner=1), 5, "workers hold 3.60 kB to 35.6 kB of trained variables, most worker 1"),
+        (
+            PS(owner=1, local_proxy_variable=False),
+            5,
+            "workers hold 0 B to 35.6 kB of trained variables, most worker 1",
+        ),
+        (PartitionedPS(min_partition_bytes=0), 2, "each worker holds 19.6 kB of trained variables"),
     ],
 )
 def test_the_memory_of_each_worker_is_shown(language_model, cluster, builder, workers, told):

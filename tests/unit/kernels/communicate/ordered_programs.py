@@ -46,11 +46,12 @@ Program = tuple[Line, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The owners of both variables, how many workers compute, and how many have no replica."""
+    """The owners of both variables, how many workers compute, how many have no replica, and if they cache copies."""
 
     owners: tuple[int, int]
     computing: int = 3
     servers: int = 0
+    proxies: bool = False
 
 
 def programs(length: int) -> list[Program]:
@@ -117,7 +118,7 @@ def strategy_of(captured: CapturedFunction, layout: Layout) -> strategy_pb2.Stra
     others = [node for node in made.nodes if node.variable not in NAMES]
     del made.nodes[:]
     for name, owner in zip(NAMES, layout.owners, strict=True):
-        server = strategy_pb2.ParameterServer(owner=owner)
+        server = strategy_pb2.ParameterServer(owner=owner, local_proxy=layout.proxies)
         made.nodes.append(strategy_pb2.VariableNode(variable=name, parameter_server=server))
     made.nodes.extend(others)
     return made

@@ -12,6 +12,7 @@ from autodist.graph.names import node_of
 from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
+from autodist.kernels.communicate import parameter_servers
 from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
 from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
 from tests.unit.kernels.communicate.test_stale_servers import assert_trains_as_one_device
@@ -89,3 +90,54 @@ def test_values_that_a_session_sets_reach_the_cached_copies(local_proxy):
     }  # fmt: skip
     proxies = {(worker, b"session/gain/cached_copy") for worker in range(3)} if local_proxy else set()
     assert places == {(1, b"session/gain")} | proxies
+
+
+@pytest.mark.parametrize("owners", sorted(OWNERS))
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "global norm"])
+def test_a_training_step_names_no_other_worker(owners, optimizer):
+    """Nothing but messages crosses between workers, the optimizer's slots included."""
+    captured = capture(make_step(Choices("mean", optimizer, True, False, True)), *make_batches(1, [2])[0])
+    strategy = plan(captured.step, 2, 1, OWNERS[owners], servers=1, local_proxy=True)
+    for worker, step in enumerate(rewritten(captured, strategy)):
+        assert workers_of(step) == {worker}
+
+
+def workers_of(step):
+    """Returns the workers on which the nodes of a run are placed."""
+    editor = GraphEditor(step.graph_def)
+    needed = editor.ancestors([*map(node_of, step.outputs), *step.targets])
+    return {task_of_device(editor[name].device) for name in needed if editor[name].device}
+
+
+def test_a_worker_reads_no_slot_that_its_owner_alone_uses():
+    captured = capture(make_step(Choices("mean", "adam", False, False, False)), *make_batches(1, [2])[0])
+    strategy = plan(captured.step, 2, 1, dict.fromkeys(OWNED, 1))
+    step = rewritten(captured, strategy)[0]
+    handles = {v.handle for v in step.variables if "momentum" in v.name or "velocity" in v.name}
+    assert handles
+    assert not any(handles & {node_of(i) for i in node.input} for node in step.graph_def.node)
+
+
+def test_values_share_messages_up_to_a_size(monkeypatch):
+    monkeypatch.setattr(parameter_servers, "PACK_BYTES", 20)
+    choices = Choices("mean", "adam", is_tied=True, is_frozen=False, counts_steps=True)
+    captured, batches, alone = on_one_device(choices, 7, (5, 2, 4))
+    strategy = plan(captured.step, 2, 1, OWNERS["one owner"], local_proxy=True)
+    sent = [node for node in rewritten(captured, strategy)[0].graph_def.node if "/values/" in str(node.attr)]
+    assert len(sent) > 1
+    assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
+
+
+def test_an_evaluation_reads_the_copies():
+    weight = tf.Variable(np.ones(2), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * weight)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    strategy = plan(capture(step, np.ones((1, 2))).step, 2, 1, {"weight": 1}, local_proxy=True)
+    evaluation = capture(lambda x: tf.reduce_mean(x * weight), np.ones((1, 2)))
+    for worker, reading in enumerate(rewritten(evaluation, strategy)):
+        assert workers_of(reading) == {worker}

@@ -33,6 +33,7 @@ LAYOUTS = [
     Layout((1, 1), computing=2, servers=1),
     Layout((0, 2), computing=2, servers=1),
 ]
+CACHED = [Layout((0, 1), proxies=True), Layout((2, 2), computing=2, servers=1, proxies=True)]
 
 READ, WRITE, GRADIENT = (Line(kind, 0) for kind in ("read", "write", "gradient"))
 MOVED_AND_BACK: Program = (GRADIENT, WRITE, GRADIENT, WRITE)
@@ -54,20 +55,20 @@ def test_every_read_of_enumerated_programs_sees_its_version(length: int, stride:
 
 
 @settings(max_examples=25, deadline=None)
-@given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from(LAYOUTS))
+@given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from([*LAYOUTS, *CACHED]))
 def test_every_read_sees_its_version(program: Program, is_chained: bool, layout: Layout):
     captured, _ = make(program, is_chained)
     assert not unordered(captured, strategy_of(captured, layout))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *CACHED], ids=str)
 def test_every_read_sees_its_version_where_weights_move_between_two_gradients(layout: Layout):
     captured, _ = make(MOVED_AND_BACK, False)
     assert not unordered(captured, strategy_of(captured, layout))
 
 
-@settings(max_examples=12, deadline=None)
-@given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from(LAYOUTS))
+@settings(max_examples=20, deadline=None)
+@given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from([*LAYOUTS, *CACHED]))
 def test_programs_equal_one_device(program: Program, is_chained: bool, layout: Layout):
     captured, step = make(program, is_chained)
     batches = [(BATCH + k,) for k in range(3)]
