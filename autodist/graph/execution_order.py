@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autodist.graph.index import GraphIndex
-from autodist.graph.names import node_of
+from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
 
 
@@ -69,6 +69,24 @@ def find_execution_order(
         late: the writes that come as late as possible, with their relative order.
     """
     return _Walk(graph_index, reductions, late).run()
+
+
+def count_rounds(graph_index: GraphIndex, sent: Mapping[str, int]) -> dict[str, int]:
+    """Maps each node to its communication round: the longest chain of sent tensors before it.
+
+    Args:
+        graph_index: of the graph.
+        sent: the tensors that are sent, each with a lower bound of the round that it is sent in.
+    """
+    found: dict[str, int] = {}
+    for name in graph_index.order:
+        found[name] = 0
+        for i in graph_index.nodes[name].input:
+            before = found.get(node_of(i), 0)
+            if not is_control(i) and tensor(i) in sent:
+                before = max(before, sent[tensor(i)]) + 1
+            found[name] = max(found[name], before)
+    return found
 
 
 def settle_depths(graph_index: GraphIndex, reductions: Sequence[PendingReduction]) -> tuple[PendingReduction, ...]:

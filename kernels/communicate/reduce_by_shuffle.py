@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
 from autodist.errors import StrategyError
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.execution_order import count_rounds
+from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction, ReduceOp
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
@@ -242,25 +243,11 @@ def _ranks(step: ReplicatedStep, reductions: Iterable[PendingReduction], buckets
     reduced = {t for pending in reductions for t in pending.result}
     ranks = {id(bucket): 0 for bucket in buckets}
     while True:  # a bucket's sums exist once all its members are computed: each iteration settles one more rank
-        before = _before(step, {t: ranks[bucket_of[t]] if t in bucket_of else 0 for t in reduced})
+        before = count_rounds(step.graph_index, {t: ranks[bucket_of[t]] if t in bucket_of else 0 for t in reduced})
         found = {id(bucket): max(before[node_of(t)] for t in _local(bucket)) for bucket in buckets}
         if found == ranks:
             return ranks
         ranks = found
-
-
-def _before(step: ReplicatedStep, reduced: Mapping[str, int]) -> dict[str, int]:
-    """Maps each node to 1 + the rank of its last sum; `reduced` has lower bounds of the ranks, by tensor."""
-    found: dict[str, int] = {}
-    for name in step.graph_index.order:
-        rank = 0
-        for i in step.graph_index.nodes[name].input:
-            before = found.get(node_of(i), 0)
-            if not is_control(i) and tensor(i) in reduced:
-                before = max(before, reduced[tensor(i)]) + 1
-            rank = max(rank, before)
-        found[name] = rank
-    return found
 
 
 def _local(bucket: Bucket) -> Iterable[str]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effect
+from autodist.graph.execution_order import count_rounds
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep
@@ -167,11 +168,7 @@ def _in_rounds(
     """Returns the transfers with their rounds, which depend on all tensors sent between workers."""
     if not transfers:
         return ()
-    rounds: dict[str, int] = {}
-    for name in step.graph_index.order:
-        inputs = step.graph_index.nodes[name].input
-        after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in transferred) for i in inputs]
-        rounds[name] = max(after, default=0)
+    rounds = count_rounds(step.graph_index, dict.fromkeys(transferred, 0))
     return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
 
 

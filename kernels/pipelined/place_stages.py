@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.control_flow import find_inside
-from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.execution_order import count_rounds
+from autodist.graph.names import node_of, output_index
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of
 from autodist.graph.pipeline_schedule import Unit
 from autodist.graph.step import ReplicatedStep, Step
@@ -160,7 +161,7 @@ def parcels(placement: StagePlacement) -> dict[StageMessage, list[str]]:
     """Returns all messages with their tensors, in the same order on all workers."""
     transfers = list(placement.crossings())
     _require_values(placement, transfers)
-    rounds = _rounds(placement.step, {c.name for c in transfers})
+    rounds = count_rounds(placement.step.graph_index, dict.fromkeys((c.name for c in transfers), 0))
     leading = _leading_to_units(placement)
     found: dict[StageMessage, list[str]] = {}
     for transfer in transfers:
@@ -194,16 +195,6 @@ def _require_values(placement: StagePlacement, transfers: Sequence[StageTransfer
             f"{name} ({node.op}) is computed by pipeline stage {source} and read by stage {reader}, but {reason}. Put "
             "the variables of its consumers and of its inputs into one stage.",
         )
-
-
-def _rounds(step: ReplicatedStep, travelling: Collection[str]) -> Mapping[str, int]:
-    """Maps each node to the number of transfers that precede it, one after another."""
-    rounds: dict[str, int] = {}
-    for name in step.graph_index.order:
-        inputs = step.graph_index.nodes[name].input
-        after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in inputs]
-        rounds[name] = max(after, default=0)
-    return rounds
 
 
 def _leading_to_units(placement: StagePlacement) -> set[str]:
