@@ -95,8 +95,31 @@ def is_no_failure(line: str) -> bool:
 
 # Start of a line that may be removed; other output passes at once, such as a progress bar without a line end.
 _MAY_MATCH = re.compile(r"$|[IWEF](?:$|\d)|\d|\t|WARNING: All|To enable|Additional GRPC|:UNKNOWN")
-_LINE_TIMEOUT = 0.2
+LINE_TIMEOUT = 0.2
 """Seconds to wait for the rest of a line."""
+
+
+class RoutineLineFilter:
+    """Removes routine lines from output that arrives in pieces.
+
+    Attributes:
+        held: start of a line that may be removed, until its rest arrives or `take_held` is called.
+    """
+
+    def __init__(self) -> None:
+        self.held = b""
+
+    def filter(self, piece: bytes) -> bytes:
+        """Returns the output to show now; an empty piece ends the output."""
+        *lines, self.held = (self.held + piece).split(b"\n")
+        shown = b"".join(line + b"\n" for line in lines if not is_routine_line(line.decode(errors="replace")))
+        if not piece or not _MAY_MATCH.match(self.held.decode(errors="replace")):
+            shown += self.take_held()
+        return shown
+
+    def take_held(self) -> bytes:
+        held, self.held = self.held, b""
+        return held
 
 
 def pass_on(source: int, target: int) -> None:
@@ -106,17 +129,12 @@ def pass_on(source: int, target: int) -> None:
         source: file descriptor to read from.
         target: file descriptor to write to.
     """
-    held = b""
+    output = RoutineLineFilter()
     while True:
-        if held and not select.select([source], [], [], _LINE_TIMEOUT)[0]:
-            _write(target, held)
-            held = b""
+        if output.held and not select.select([source], [], [], LINE_TIMEOUT)[0]:
+            _write(target, output.take_held())
         more = os.read(source, 1 << 16)
-        *lines, held = (held + more).split(b"\n")
-        _write(target, b"".join(line + b"\n" for line in lines if not is_routine_line(line.decode(errors="replace"))))
-        if not more or not _MAY_MATCH.match(held.decode(errors="replace")):
-            _write(target, held)
-            held = b""
+        _write(target, output.filter(more))
         if not more:
             return
 

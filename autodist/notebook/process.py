@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
+from autodist.logs.tensorflow_log import LINE_TIMEOUT, RoutineLineFilter
+
 _log = logging.getLogger("autodist")
 
 FILES = "AUTODIST_LAUNCHED"
@@ -80,8 +82,9 @@ class _Process:
         self.status = 1
         assert guard.stdout is not None and guard.stderr is not None, "both are pipes"
         self._selector = selectors.DefaultSelector()
-        for name, pipe in (("stdout", guard.stdout), ("stderr", guard.stderr)):
-            self._selector.register(pipe, selectors.EVENT_READ, _Shown(name))
+        self._errors = _ShownErrors("stderr")
+        self._selector.register(guard.stdout, selectors.EVENT_READ, _Shown("stdout"))
+        self._selector.register(guard.stderr, selectors.EVENT_READ, self._errors)
         self._selector.register(reports, selectors.EVENT_READ)
 
     def show_all(self) -> KeyboardInterrupt | None:
@@ -133,9 +136,11 @@ class _Process:
     def _show(self) -> None:
         """Returns when the guard has ended and all output until then is shown."""
         while not self._is_over:
-            self._show_some(None)
+            if not self._show_some(LINE_TIMEOUT if self._errors.is_holding else None):
+                self._errors.show_held()
         while self._show_some(0.0):
             pass
+        self._errors.show_held()
 
     def _show_some(self, timeout: float | None) -> bool:
         """Shows one piece of each stream that has data; returns True if any had."""
@@ -170,6 +175,29 @@ class _Shown:
         if target is not None and (text := self._decoder.decode(piece, final=not piece)):
             target.write(text)
             target.flush()
+
+
+class _ShownErrors(_Shown):
+    """The error output, without TensorFlow's routine lines, as other workers' agents filter theirs."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._lines = RoutineLineFilter()
+
+    @property
+    def is_holding(self) -> bool:
+        """True if the start of a line is held back."""
+        return bool(self._lines.held)
+
+    def show(self, piece: bytes) -> None:
+        shown = piece if _log.isEnabledFor(logging.DEBUG) else self._lines.filter(piece)
+        if shown:
+            super().show(shown)
+        if not piece:
+            super().show(b"")
+
+    def show_held(self) -> None:
+        super().show(self._lines.take_held())
 
 
 @contextmanager

@@ -57,6 +57,27 @@ def test_what_is_printed_is_shown_and_what_is_left_comes_back_without_a_disk(
     assert tuple(capsys.readouterr()) == ("é", "x")
 
 
+def test_tensorflows_routine_lines_are_not_shown_and_a_line_without_an_end_is_shown_at_once(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routine = "W0000 00:00:1795704298.296997   11244 grpc_worker_service.cc:536] RecvTensor cancelled for 3"
+    module.write_text(
+        f"import sys, time\nsys.stderr.write('first\\n{routine}\\nlast\\n1/3')\nsys.stderr.flush()\ntime.sleep(60)"
+    )
+
+    class Ends(io.StringIO):
+        """Interrupts the process once the line without an end is shown."""
+
+        def flush(self) -> None:
+            if self.getvalue().endswith("1/3"):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sys, "stderr", shown := Ends())
+    ended = run_module("launched_here", b"", 1.0)
+    assert ended.interrupt is not None and shown.getvalue().startswith("first\nlast\n1/3")
+    assert "KeyboardInterrupt" in shown.getvalue() and "RecvTensor" not in shown.getvalue()
+
+
 def test_interrupt_is_passed_on_and_the_process_ends_as_it_likes(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = """
     try:
