@@ -22,7 +22,10 @@ from autodist.kernels.sums import ordered_sum, reduce_to_mean
 from autodist.placement.group import Group
 
 CAPACITY = 2
-"""A worker runs at most one step ahead of its peers' reads; larger if the step may run further ahead."""
+"""Places of a queue; more if the step may run further ahead.
+
+In a lock-step step, a worker is at most one step ahead of those that it receives from. If it receives from none of its
+readers, a full queue stops it until they have caught up."""
 
 DIRECT_BYTES = 64 << 10
 """Vectors and pieces up to this size are sent uncut to any number of workers: one hop, where pieces take two."""

@@ -193,8 +193,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, collectives: _Collectives) 
         if weight:
             total = tf.math.divide_no_nan(total[:length], total[length])
         values = bucket.unpack(f, tf.cast(total, bucket.dtype))
-    for pending, value in zip(bucket.reductions, values, strict=True):
-        results.set_result(pending, [f.name(value)])
+    results.set_values(bucket.reductions, map(f.name, values))
 
 
 def _merged(f: SubgraphBuilder, collectives: _Collectives, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
