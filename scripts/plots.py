@@ -39,6 +39,7 @@ def pictures() -> dict[str, str]:
     paper = _results("paper.json")
     return {
         "speed.svg": _speed(_results("speed.json")),
+        "links.svg": _links(_results("links.json")),
         **{f"scale-{model}.svg": _scale(model, paper) for model in ("resnet50", "embedding")},
     }
 
@@ -55,6 +56,16 @@ def _speed(results: Sequence[dict[str, Any]]) -> str:
         if result["group"] in PEERS
     ]
     return bars_of("A step's time as a part of the other's: shorter is faster", bars, mark=1.0)
+
+
+def _links(results: Sequence[dict[str, Any]]) -> str:
+    """Returns a bar for each builder, in a group for each link; the relay's own rates are left out."""
+    steps = [(result["what"].split(", "), result["ratio"]) for result in results if result["limit"]]
+    bars = [
+        Bar(f"{PEERS['mwms']}, a link of {link}", builder, ratio)
+        for (_, builder, link), ratio in sorted(steps, key=lambda step: step[0][2])
+    ]
+    return bars_of("A step over a slow link, as a part of the other's: shorter is faster", bars, mark=1.0)
 
 
 def _scale(model: str, results: Sequence[dict[str, Any]]) -> str:

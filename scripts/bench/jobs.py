@@ -117,14 +117,16 @@ class Job:
         seconds: times of the steps so far, a list for each turn.
         sent_bytes: bytes per step over this machine's loopback device, for each turn: the traffic between the
             processes, if nothing else on the machine sends.
-        relayed_bytes: bytes per step in the busier direction of a slow link between two workers, for each turn.
+        relayed_bytes: bytes per step in the busier direction of a slow link between two workers, from the first turn to
+            the last: after a turn, messages may still be on their way.
     """
 
     def __init__(self, way: Way, length: Length, folder: pathlib.Path) -> None:
         self.way, self._length, self._folder = way, length, folder
         self.seconds: list[list[float]] = []
         self.sent_bytes: list[float] = []
-        self.relayed_bytes: list[float] = []
+        self.relayed_bytes = 0.0
+        self._relayed_before: list[int] = []
         self._end = time.monotonic() + length.limit
         self._processes: list[subprocess.Popen[bytes]] = []
         self._buffer = b""
@@ -154,12 +156,13 @@ class Job:
         Raises:
             JobError: it failed.
         """
-        steps, before, relayed = self._length.settling + self._length.steps, loopback_bytes(), self._relayed_bytes()
+        steps, before = self._length.settling + self._length.steps, loopback_bytes()
+        self._relayed_before = self._relayed_before or self._count_relayed()
         self._say(f"{steps}\n")
         self.seconds.append(json.loads(self._answer())[self._length.settling :])
         self.sent_bytes.append((loopback_bytes() - before) / steps)
-        pairs = zip(self._relayed_bytes(), relayed, strict=True)
-        self.relayed_bytes.append(max(now - then for now, then in pairs) / steps)
+        pairs = zip(self._count_relayed(), self._relayed_before, strict=True)
+        self.relayed_bytes = max(now - then for now, then in pairs) / (steps * len(self.seconds))
 
     def finish(self) -> list[int]:
         """Waits for the end; returns the peak memory in bytes of each process that trains, the leading one first.
@@ -193,7 +196,7 @@ class Job:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def _relayed_bytes(self) -> list[int]:
+    def _count_relayed(self) -> list[int]:
         return relayed_bytes(self._folder) if self.way.is_relayed else [0]
 
     @property
