@@ -222,10 +222,7 @@ class Versions:
         """Returns True if a worker may read a variable after its last write; the next step's first write then waits."""
         if not self._context.reduces_outputs:
             return True
-        has_cached_copy = worker in self._context.group and self._context.plan.has_cached_copy(
-            self._step.by_handle[handle].name
-        )
-        return has_cached_copy or any(
+        return any(
             self._order.position[read] > final and readers[read] >> worker & 1 for read in self._reads.get(handle, ())
         )
 
