@@ -64,7 +64,8 @@ class _CachedCopies:
         self.editor = StepEditor(step)
         self._effects = step.graph_index.effects
         local = [t for pending in step.reductions for t in pending.local]
-        self._compute = self.editor.ancestors([*local, *step.outputs], control=False) - step.stages.once
+        # Control inputs count: a loop waits in this way until its copy of a partitioned variable is refreshed.
+        self._compute = self.editor.ancestors([*local, *step.outputs]) - step.stages.once
 
     def read_cached_copy(self, variable: Variable) -> None:
         """Makes the compute part read a variable's cached copy."""

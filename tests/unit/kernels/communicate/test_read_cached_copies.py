@@ -13,12 +13,14 @@ from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
 from autodist.kernels.communicate import parameter_servers
+from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
 from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
 from tests.unit.kernels.communicate.test_stale_servers import assert_trains_as_one_device
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step, on_one_device
-from tests.unit.kernels.in_one_process import assert_same, capture, plan, rewritten, task_of_device, train
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, task_of_device, train
 from tests.unit.kernels.pairs import pairs
+from tests.unit.kernels.place.partition.shards import cut_in_strategy
 from tests.unit.placement.holders import held_by
 
 OWNED = ("table", "kernel", "gain")
@@ -141,3 +143,25 @@ def test_an_evaluation_reads_the_copies():
     evaluation = capture(lambda x: tf.reduce_mean(x * weight), np.ones((1, 2)))
     for worker, reading in enumerate(rewritten(evaluation, strategy)):
         assert workers_of(reading) == {worker}
+
+
+def test_a_loop_that_takes_a_partitioned_variable_reads_the_copies_of_its_shards():
+    weight = tf.Variable(np.eye(4), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            _, last = tf.while_loop(lambda k, _: k < 3, lambda k, y: (k + 1, tf.tanh(y @ weight)), (0, x))
+            loss = tf.reduce_mean(last)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    batches = [(np.linspace(-1.0, 1.0, 8 * (k + 1)).reshape(-1, 4),) for k in range(3)]
+    captured = capture(step, *batches[0])
+    strategy = plan(captured.step, 2, 1, {"weight": 0})
+    cut_in_strategy(strategy, "weight", Partitioning(0, (1, 3)), (0, 1))
+    for shard in strategy.nodes[0].shards:
+        shard.parameter_server.local_proxy = True
+    assert any("While" in node.op for node in captured.step.graph_def.node)
+    for worker, reading in enumerate(rewritten(captured, strategy)):
+        assert workers_of(reading) == {worker}
+    assert_same(train(captured, strategy, batches), one_device(captured, step, batches))
