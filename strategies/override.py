@@ -70,12 +70,12 @@ class UseParameterServer:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def applied(self, synchronizer: ParameterServer | None, is_dense: bool) -> ParameterServer:
+    def applied(self, synchronizer: ParameterServer | None, is_sent_whole: bool) -> ParameterServer:
         """Returns a synchronizer with the options that are set, except for the owner.
 
         Args:
             synchronizer: the builder's; None if the builder chose no parameter server.
-            is_dense: True if the gradient of the variable is dense.
+            is_sent_whole: see `ServerOptions.parameter_server`.
         """
         before = synchronizer or ParameterServer()
         asynchronous = None if self.sync is None else not self.sync
@@ -83,7 +83,8 @@ class UseParameterServer:
         proxy = self.local_proxy_variable
         if proxy is None:
             is_kept = synchronizer is not None and after.synchrony == before.synchrony
-            proxy = before.local_proxy if is_kept else has_proxy(is_dense, not after.asynchronous, after.staleness)
+            is_new = has_proxy(is_sent_whole, not after.asynchronous, after.staleness)
+            proxy = before.local_proxy if is_kept else is_new
         return replace(after, local_proxy=proxy)
 
 

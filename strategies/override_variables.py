@@ -191,7 +191,7 @@ def _replacement(
         reduced = [one for one in synchronizers_of(before) if isinstance(one, AllReduce)]
         return _Replacement(variable, partitioning, [use.applied(one) for one in _matched(count, reduced, default)])
     earlier = [one for one in synchronizers_of(before) if isinstance(one, ParameterServer)]
-    servers = [use.applied(one, not variable.is_sparse) for one in _matched(count, earlier, None)]
+    servers = [use.applied(one, variable.is_sent_whole) for one in _matched(count, earlier, None)]
     owners = _owners(override, use, variable, count, resource_spec)
     if owners:
         servers = [replace(server, owner=owner) for server, owner in zip(servers, owners, strict=True)]

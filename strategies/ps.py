@@ -41,34 +41,34 @@ class ServerOptions:
         staleness: the number of steps that a worker may be ahead of the slowest.
         local_proxy_variable: True if every worker caches a copy for its replicas to read, refreshed once a step: the
             owner sends the value with the signal that it has applied the update. False if replicas read the owner's
-            value, which takes a round trip, and keep nothing after the step. Default: True for dense variables that
-            workers update together (sync without staleness), and False for others: of a sparse variable, a replica
-            reads only the rows that it needs.
+            value, which takes a round trip, and keep nothing after the step. Default: True for dense variables
+            and small tables that workers update together (sync without staleness), and False for others: of a large
+            table, a replica reads only the rows that it needs.
     """  # noqa: E501 (a row of a table is one line)
 
     sync: bool = True
     staleness: Staleness = 0
     local_proxy_variable: bool | None = None
 
-    def parameter_server(self, owner: int, is_dense: bool = False) -> strategy_pb2.ParameterServer:
+    def parameter_server(self, owner: int, is_sent_whole: bool = False) -> strategy_pb2.ParameterServer:
         """Returns the synchronizer of a variable, or a shard, that worker `owner` holds.
 
         Args:
             owner: index of the worker.
-            is_dense: True if the gradient of the variable is dense.
+            is_sent_whole: True if the variable is dense, or a small table (see `SyncedVariable`).
         """
         proxy = self.local_proxy_variable
         return strategy_pb2.ParameterServer(
             owner=owner,
             asynchronous=not self.sync,
             staleness=self.staleness,
-            local_proxy=has_proxy(is_dense, self.sync, self.staleness) if proxy is None else proxy,
+            local_proxy=has_proxy(is_sent_whole, self.sync, self.staleness) if proxy is None else proxy,
         )
 
 
-def has_proxy(is_dense: bool, sync: bool, staleness: int) -> bool:
+def has_proxy(is_sent_whole: bool, sync: bool, staleness: int) -> bool:
     """Returns True if every worker caches a copy of a variable by default."""
-    return is_dense and sync and not staleness
+    return is_sent_whole and sync and not staleness
 
 
 SYNCHRONOUS = ServerOptions()
@@ -101,15 +101,15 @@ class PS(ServerOptions, StrategyBuilder):
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
         owner = owner_index(self.owner, resource_spec)
-        nodes = [parameter_server_node(v.name, owner, self, is_dense=not v.is_sparse) for v in variables]
+        nodes = [parameter_server_node(v.name, owner, self, is_sent_whole=v.is_sent_whole) for v in variables]
         return make_strategy("PS", resource_spec, variables, nodes)
 
 
 def parameter_server_node(
-    variable: str, owner: int, options: ServerOptions = SYNCHRONOUS, is_dense: bool = False
+    variable: str, owner: int, options: ServerOptions = SYNCHRONOUS, is_sent_whole: bool = False
 ) -> strategy_pb2.VariableNode:
-    """Returns the node of a variable that one worker holds; `is_dense` as in `ServerOptions.parameter_server`."""
-    return whole_node(variable, options.parameter_server(owner, is_dense))
+    """Returns the node of a variable that one worker holds; `is_sent_whole` as in `ServerOptions.parameter_server`."""
+    return whole_node(variable, options.parameter_server(owner, is_sent_whole))
 
 
 def owner_index(owner: Owner, resource_spec: ResourceSpec) -> int:

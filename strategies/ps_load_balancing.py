@@ -76,9 +76,9 @@ def balanced_server_nodes(
         }
     )
     servers: dict[str, list[strategy_pb2.ParameterServer]] = {variable.name: [] for variable in variables}
-    dense = {variable.name for variable in variables if not variable.is_sparse}
+    sent_whole = {variable.name for variable in variables if variable.is_sent_whole}
     for (name, _), owner in sorted(owners.items()):
-        servers[name].append(options.parameter_server(owner, name in dense))
+        servers[name].append(options.parameter_server(owner, name in sent_whole))
     return [node_of(name, partitionings.get(name), servers[name]) for name in servers]
 
 

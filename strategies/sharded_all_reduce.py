@@ -62,8 +62,8 @@ class ShardedAllReduce(StrategyBuilder):
             if (partitioning := partitionings[variable.name])
         ]
         whole = loads.place_all(variable for variable in variables if partitionings[variable.name] is None)
-        dense = {variable.name for variable in variables if not variable.is_sparse}
-        nodes += [parameter_server_node(name, owner, is_dense=name in dense) for name, owner in whole.items()]
+        sent_whole = {variable.name for variable in variables if variable.is_sent_whole}
+        nodes += [parameter_server_node(name, owner, is_sent_whole=name in sent_whole) for name, owner in whole.items()]
         return make_strategy("ShardedAllReduce", resource_spec, variables, nodes)
 
     def _partitioning(self, variable: SyncedVariable, shards: int) -> Partitioning | None:
@@ -87,5 +87,5 @@ def _sharded(variable: SyncedVariable, partitioning: Partitioning, loads: Greedy
     owners = loads.owners if count == len(loads.owners) else sorted(loads.least_loaded(count))
     for owner, shard in zip(owners, shards_of(variable, partitioning), strict=True):
         loads.add(owner, shard.byte_size)
-    servers = [SYNCHRONOUS.parameter_server(owner, is_dense=not variable.is_sparse) for owner in owners]
+    servers = [SYNCHRONOUS.parameter_server(owner, is_sent_whole=variable.is_sent_whole) for owner in owners]
     return partitioned_node(variable.name, partitioning, servers)

@@ -62,10 +62,10 @@ class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
         even = even_partitioning(variable, 0, shards, self.min_partition_bytes)
         if even is None:
             owner = loads.place(variable.byte_size)
-            return parameter_server_node(variable.name, owner, self, is_dense=not variable.is_sparse)
+            return parameter_server_node(variable.name, owner, self, is_sent_whole=variable.is_sent_whole)
         owners = sorted(loads.least_loaded(len(even.sizes)))
         partitioning = Partitioning(0, proportional_sizes(variable.shape[0], [bandwidths[owner] for owner in owners]))
-        servers = [self.parameter_server(owner, is_dense=not variable.is_sparse) for owner in owners]
+        servers = [self.parameter_server(owner, is_sent_whole=variable.is_sent_whole) for owner in owners]
         node = partitioned_node(variable.name, partitioning, servers)
         for owner, shard in zip(owners, shards_of(variable, partitioning), strict=True):
             loads.add(owner, shard.byte_size)

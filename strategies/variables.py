@@ -56,6 +56,10 @@ class GraphLike(Protocol):
     def gradients(self) -> Sequence[GradientLike]: ...
 
 
+SMALL_TABLE_BYTES = 64 << 10
+"""The bytes of a table that cross a fast network in less time than a request for some of its rows and the answer."""
+
+
 @dataclass(frozen=True)
 class SyncedVariable:
     """A variable with a gradient.
@@ -78,6 +82,11 @@ class SyncedVariable:
     dtype: str = "float32"
     is_floating: bool = True
     stage: int | None = None
+
+    @property
+    def is_sent_whole(self) -> bool:
+        """True if its owner sends its whole value in each step rather than the rows that a worker requests."""
+        return not self.is_sparse or self.byte_size <= SMALL_TABLE_BYTES
 
     @property
     def elements(self) -> int:

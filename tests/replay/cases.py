@@ -41,7 +41,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "asynchronous_bounded": {"builder": "PSLoadBalancing", "sync": False, "staleness": 2},
     "asynchronous_proxies": {"builder": "PS", "sync": False, "local_proxy_variable": True},
     "ps_load_balancing": {"builder": "PSLoadBalancing"},
-    "parallax": {"builder": "Parallax"},
+    "parallax": {"builder": "Parallax", "local_proxy_variable": False},
     "parallax_float16": {"builder": "Parallax", "compressor": "FLOAT16", "local_proxy_variable": True},
     "partitioned_ps": {"builder": "PartitionedPS", "max_shards": 3, **_ALL},
     "partitioned_proxies": {"builder": "PartitionedPS", "max_shards": 2, "local_proxy_variable": True, **_ALL},

@@ -71,22 +71,22 @@ def test_a_step_is_planned_for_workers_that_are_not_started_and_is_not_made(tmp_
     servers, shared = plans_of("--workers", "3", "--strategy", "PS", "--strategy", "AllReduce", script, "--epochs", "2")
     by_name = {variable.name: variable for variable in servers.variables}
     assert [(v.shape, v.bytes, v.gradient, v.synchronizer) for v in (by_name["table"], by_name["weight"])] == [
-        ((50, 4), 800, "sparse", "PS"),
-        ((4, 3), 48, "dense", "PS"),
+        ((50, 4), 800, "sparse", "PS, proxies"),
+        ((4, 3), 48, "dense", "PS, proxies"),
     ]
     assert [shard.owner for shard in by_name["weight"].shards] == ["localhost:0"]
     assert [(slot.name, slot.bytes) for slot in by_name["weight"].slots] == [("moment", 48)]
     assert by_name["table"].slots == () and by_name["table"].rows == 8
-    # The owner sends values to two others; each of them sends a gradient, and for each of 8 rows two indices besides.
+    # The owner sends whole values to two others; each of them sends a gradient, and an index with each of 8 rows.
     assert by_name["weight"].sent == (96, 48, 48)
-    assert by_name["table"].sent == (2 * 8 * 16, 8 * 32, 8 * 32)
-    assert [worker.held for worker in servers.workers] == [896, 0, 0]
+    assert by_name["table"].sent == (2 * 800, 8 * 24, 8 * 24)
+    assert [worker.held for worker in servers.workers] == [896, 848, 848]
     assert [worker.held for worker in shared.workers] == [896, 896, 896]
     assert {(link.source, link.target): link.bytes for link in servers.links} == {
-        ("localhost:0", "localhost:1"): 48 + 8 * 16,
-        ("localhost:0", "localhost:2"): 48 + 8 * 16,
-        ("localhost:1", "localhost:0"): 48 + 8 * 32,
-        ("localhost:2", "localhost:0"): 48 + 8 * 32,
+        ("localhost:0", "localhost:1"): 48 + 800,
+        ("localhost:0", "localhost:2"): 48 + 800,
+        ("localhost:1", "localhost:0"): 48 + 8 * 24,
+        ("localhost:2", "localhost:0"): 48 + 8 * 24,
     }
     # Two products of 8 × 4 with 4 × 3, and one for each gradient; and arithmetic on each element besides.
     forward = 2 * 8 * 4 * 3

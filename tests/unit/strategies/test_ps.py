@@ -45,10 +45,11 @@ def test_options_reach_every_node(language_model, cluster):
     ],
 )
 @pytest.mark.parametrize("builder", [PS, PSLoadBalancing, PartitionedPS, UnevenPartitionedPS])
-def test_workers_cache_dense_variables_that_they_update_together(language_model, cluster, builder, options, proxies):
-    strategy = builder(**options).build(language_model, cluster())
+def test_workers_cache_variables_that_they_update_together(step, cluster, builder, options, proxies):
+    planned = step({"large": (10000, 8), "small": (100, 8), "dense": (10000, 8)}, sparse=["large", "small"])
+    strategy = builder(**options).build(planned, cluster())
     found = {node.variable: {one.local_proxy for one in synchronizers_of(node)} for node in strategy.nodes}
-    assert [found[name] for name in ("embedding", "dense/kernel", "dense/bias")] == [{proxy} for proxy in proxies]
+    assert [found[name] for name in ("large", "small", "dense")] == [{proxy} for proxy in proxies]
 
 
 @pytest.mark.parametrize("owner", [2, "10.0.0.3"])

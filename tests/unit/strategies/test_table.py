@@ -20,6 +20,9 @@ from autodist.strategies import (
     synced_variables,
 )
 
+BY_ROWS = Parallax(local_proxy_variable=False)
+"""Workers request rows also of small tables."""
+
 
 def shown(table):
     console = Console(file=io.StringIO(), width=200)
@@ -41,7 +44,7 @@ def test_a_step_without_gradients_shows_no_rows(step, cluster):
 def test_each_variable_has_a_row_with_where_and_what_it_costs(language_model, cluster):
     machines = cluster(workers=2, devices=2)
     names = [worker.name for worker in machines.workers]
-    table = strategy_table(Parallax().build(language_model, machines), language_model, names)
+    table = strategy_table(BY_ROWS.build(language_model, machines), language_model, names)
     assert str(table.title) == "Parallax: 4 replicas on 2 workers"
     assert cells(table, 0) == [
         "embedding",
@@ -65,7 +68,7 @@ def test_each_variable_has_a_row_with_where_and_what_it_costs(language_model, cl
 
 
 def test_the_footer_adds_up_what_is_known_before_the_step(language_model, cluster):
-    table = strategy_table(Parallax().build(language_model, cluster()), language_model)
+    table = strategy_table(BY_ROWS.build(language_model, cluster()), language_model)
     assert [str(column.footer) for column in table.columns] == [
         "3 variables",
         "",
@@ -95,7 +98,7 @@ def test_shards_are_shown_with_axis_owners_and_what_they_cost(step, cluster):
     planned = step({"table": (1000, 8), "kernel": (100, 10), "scalar": ()}, sparse=["table"])
     machines = cluster(3)
     names = [worker.name for worker in machines.workers]
-    strategy = PartitionedPS(min_partition_bytes=0, max_shards=4).build(planned, machines)
+    strategy = PartitionedPS(min_partition_bytes=0, max_shards=4, local_proxy_variable=False).build(planned, machines)
     table = strategy_table(strategy, planned, names)
     where = "4 shards of axis 0: 2 at 10.0.0.1, 1 at 10.0.0.2, 1 at 10.0.0.3"
     assert cells(table, 0)[4:] == ["PS", where, "52 B to 56 B a row"]
@@ -163,7 +166,7 @@ def test_names_with_brackets_are_shown_as_they_are(step, cluster):
 def test_a_narrow_terminal_has_a_table_that_fits_and_leaves_nothing_out(language_model, cluster, width):
     machines = cluster(workers=2)
     names = [worker.name for worker in machines.workers]
-    table = strategy_table(Parallax().build(language_model, machines), language_model, names, width)
+    table = strategy_table(BY_ROWS.build(language_model, machines), language_model, names, width)
     console = Console(file=io.StringIO(), width=width)
     console.print(table)
     assert max(len(line.rstrip()) for line in console.file.getvalue().splitlines()) <= width
@@ -180,15 +183,20 @@ def test_a_wide_terminal_has_the_wide_table(language_model, cluster):
     "builder, workers, told",
     [
         (AllReduce(), 2, "each worker holds 35.6 kB of trained variables"),
-        (Parallax(), 2, "held of trained variables: worker 0 35.6 kB, worker 1 3.60 kB"),
+        (BY_ROWS, 2, "held of trained variables: worker 0 35.6 kB, worker 1 3.60 kB"),
         (Parallax(local_proxy_variable=True), 2, "each worker holds 35.6 kB of trained variables"),
-        (PS(owner=1), 5, "workers hold 3.60 kB to 35.6 kB of trained variables, most worker 1"),
+        (PS(owner=1), 5, "each worker holds 35.6 kB of trained variables"),
         (
             PS(owner=1, local_proxy_variable=False),
             5,
             "workers hold 0 B to 35.6 kB of trained variables, most worker 1",
         ),
-        (PartitionedPS(min_partition_bytes=0), 2, "each worker holds 19.6 kB of trained variables"),
+        (PartitionedPS(min_partition_bytes=0), 2, "each worker holds 35.6 kB of trained variables"),
+        (
+            PartitionedPS(min_partition_bytes=0, local_proxy_variable=False),
+            2,
+            "each worker holds 17.8 kB of trained variables",
+        ),
     ],
 )
 def test_the_memory_of_each_worker_is_shown(language_model, cluster, builder, workers, told):

@@ -50,7 +50,7 @@ def test_there_is_one_shard_a_worker_at_most(step, cluster):
 
 
 def test_one_worker_has_nothing_to_cut_for(step, cluster):
-    assert build(step({"v": (40,)}), cluster(1), max_shards=9)["v"] == parameter_server_node("v", 0, is_dense=True)
+    assert build(step({"v": (40,)}), cluster(1), max_shards=9)["v"] == parameter_server_node("v", 0, is_sent_whole=True)
 
 
 def test_nodes_without_replicas_own_all_variables(step, cluster):
