@@ -17,8 +17,8 @@ from bench.comparisons import Result
 from bench.jobs import Job, Length, Way, running
 from bench.relay import Relay
 
-ROUND_TRIPS = (0.02, 0.2)
-"""Seconds."""
+ROUND_TRIPS = (0.0, 0.02, 0.2)
+"""Seconds; 0: the loopback alone, to which the others compare."""
 RATES = (10, 100, 1000)
 """Mbit/s."""
 BUILDERS = ("AllReduce", "PS", "PartitionedPS", "ShardedAllReduce", "Parallax")
@@ -48,7 +48,7 @@ class Link:
     rate: float = 0
 
     def __str__(self) -> str:
-        return f"{self.round_trip * 1e3:.0f} ms" if self.round_trip else f"{self.rate:.0f} Mbit/s"
+        return f"{self.rate:.0f} Mbit/s" if self.rate else f"{self.round_trip * 1e3:.0f} ms"
 
 
 def links() -> Iterator[Link]:
@@ -84,16 +84,20 @@ def compare_link(link: Link, length: Length) -> list[Result]:
 
 def _result(link: Link, ours: Job, peer: Job) -> Result:
     times = [statistics.median(map(statistics.mean, job.seconds)) for job in (ours, peer)]
-    sent, sent_by_peer = ours.relayed_bytes, peer.relayed_bytes
-    if link.round_trip:
-        limit, least, of_peer = "a round trip", link.round_trip, link.round_trip
-    else:
-        least, of_peer = (size / _bytes_per_second(link.rate) for size in (sent, sent_by_peer))
-        limit = f"{least * 1e3:.1f} ms for {sent / 1e6:.2f} MB in the busier direction"
-    return Result(
+    found = Result(
         "links", f"{link.model}, {ours.way.builder}, {link}", *(f"{seconds * 1e3:.1f} ms" for seconds in times),
-        times[0] / times[1], 1.0, f"the peer: {times[1] / of_peer:.2f} of its limit", limit=limit,
-        of_limit=times[0] / least, numbers={"peer_of_limit": times[1] / of_peer},
+        times[0] / times[1], 1.0,
+    )  # fmt: skip
+    if not (link.rate or link.round_trip):
+        return found
+    limit, least, of_peer = "a round trip", link.round_trip, link.round_trip
+    if link.rate:
+        sent = ours.relayed_bytes
+        least, of_peer = (size / _bytes_per_second(link.rate) for size in (sent, peer.relayed_bytes))
+        limit = f"{least * 1e3:.1f} ms for {sent / 1e6:.2f} MB in the busier direction"
+    return replace(
+        found, note=f"the peer: {times[1] / of_peer:.2f} of its limit", limit=limit, of_limit=times[0] / least,
+        numbers={"peer_of_limit": times[1] / of_peer},
     )  # fmt: skip
 
 
