@@ -26,6 +26,7 @@ from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, we
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.versions import Acknowledgement, Versions
 from autodist.kernels.communicate.worker_part import WorkerPart
+from autodist.kernels.plan import CACHED_COPY
 from autodist.kernels.replica_dependent import after_loops
 from autodist.kernels.sums import reduce_to_mean
 from autodist.placement.group import Group
@@ -190,29 +191,32 @@ class _Servers:
 
     def _send_values(self, group: WriteGroup) -> None:
         """Sends the written values to the workers that have cached copies, and the signal that all are written."""
+        refreshed: list[tf.Operation] = []
         with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, group.key, group.readers)
             *early, last = self._messages(group)
             for variables in early:
                 writes = [write for v in variables for write in self._writes_of[v.handle]]
-                exchange.broadcast(_tag(variables), self._values(f, variables, writes), group.readers.workers)
-            values = self._values(f, last, group.writes)
-            exchange.broadcast(_tag(last), values, group.readers.workers, group.writes)
+                refreshed += self._send_message(f, exchange, variables, writes)
+            refreshed += self._send_message(f, exchange, last, group.writes)
             exchange.broadcast("done", [tf.constant(True)], group.readers.receivers, group.writes)
-        self.editor.run(exchange.effects)
+        self.editor.run([*exchange.effects, *map(f.name, refreshed)])
 
-    def _values(self, f: SubgraphBuilder, variables: Sequence[Variable], after: Sequence[str]) -> list[tf.Tensor]:
-        """Returns the tensors of a message: the values of some variables after nodes `after`; a signal without any."""
-        if not variables:
-            return [tf.constant(True)]
+    def _send_message(
+        self, f: SubgraphBuilder, exchange: Communicator, variables: Sequence[Variable], writes: Sequence[str]
+    ) -> list[tf.Operation]:
+        """Sends the values of some variables after `writes`, a signal without any; refreshes this worker's copies."""
         values = []
-        with tf.control_dependencies([f.after(after)]):
+        with tf.control_dependencies([f.after(writes)]):
             for variable in variables:
                 with tf.device(self.context.home(self.context.worker, variable.dtype)):
                     handle = f.input(variable.handle, tf.resource)
                     values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype))
                     values[-1].set_shape(variable.shape)
-        return packed(values)
+        after = () if variables else writes
+        exchange.broadcast(_tag(variables), packed(values) or [tf.constant(True)], exchange.group.workers, after)
+        own = [(v, value) for v, value in zip(variables, values, strict=True) if copy_of(v.handle) in self.editor]
+        return [self._refresh(f, variable, value) for variable, value in own]
 
     def _receive_values(self, group: WriteGroup) -> tuple[str, ...]:
         """Updates the cached copies; makes consumers of the writes wait for the owner's signal, its last message."""
@@ -254,7 +258,7 @@ class _Servers:
         last = set(group.writes)
         variables = [
             self.step.by_handle[handle] for handle, writes in self._writes_of.items()
-            if writes[-1] in last and self.context.plan.has_cached_copy(self.step.by_handle[handle].name)
+            if writes[-1] in last and CACHED_COPY in self.step.slices[self.step.by_handle[handle].name].copies
         ]  # fmt: skip
         messages: list[list[Variable]] = []
         free = 0

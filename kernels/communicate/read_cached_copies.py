@@ -42,17 +42,19 @@ class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         plan = context.plan
-        names = [name for name in step.synchrony_of if plan.has_cached_copy(name)]
+        holders = {name: holder.with_copies(name, plan.cached_copies) for name, holder in step.holders.items()}
+        placed = replace(step, holders=holders)
+        names = [name for name in step.synchrony_of if CACHED_COPY in placed.slices[name].copies]
         if not names:
             return step
-        holders = {name: holder.with_copies(name, plan.cached_copies) for name, holder in step.holders.items()}
-        step = replace(step, holders=holders)
+        step = placed
         if not context.computes:
             return step
         work = _CachedCopies(step, context)
         for name in names:
-            if step.synchrony_of[name].runs_ahead or step.owners[name] != context.worker:
-                work.read_cached_copy(step.by_name[name])
+            is_planned = plan.has_cached_copy(name)
+            if not is_planned or step.synchrony_of[name].runs_ahead or step.owners[name] != context.worker:
+                work.use_cached_copy(step.by_name[name], is_planned)
         return work.editor.to_step()
 
 
@@ -67,17 +69,23 @@ class _CachedCopies:
         # Control inputs count: a loop waits in this way until its copy of a partitioned variable is refreshed.
         self._compute = self.editor.ancestors([*local, *step.outputs]) - step.stages.once
 
-    def read_cached_copy(self, variable: Variable) -> None:
-        """Makes the compute part read a variable's cached copy."""
+    def use_cached_copy(self, variable: Variable, is_read: bool) -> None:
+        """Makes the compute part read a variable's cached copy, and adds what refreshes it.
+
+        Args:
+            variable: the variable.
+            is_read: False if another step's strategy gave it the copy. This step then refreshes it if it writes the
+                variable, but reads the variable, since updates of that other step may not have reached the copy.
+        """
         handle = variable.handle
         writes = [name for name, effect in self._effects.items() if handle in effect.writes]
         is_synchronous = self._step.synchrony_of[variable.name].mode is SyncMode.SYNCHRONOUS
-        if not (writes or is_synchronous):
+        if not (writes or (is_read and is_synchronous)):
             return
         late = reach(writes, self.editor.consumers)
         reads = [
             name for name, effect in self._effects.items()
-            if handle in effect.reads and not effect.writes and name in self._compute and name not in late
+            if is_read and handle in effect.reads and not effect.writes and name in self._compute and name not in late
             and self._takes_handle(name, handle)
         ]  # fmt: skip
         device = self._context.home(self._context.worker, variable.dtype)

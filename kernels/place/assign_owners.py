@@ -30,6 +30,8 @@ class AssignOwners(Kernel[CapturedStep, PlacedStep]):
 
     def apply(self, step: CapturedStep, context: Context) -> PlacedStep:
         holders = {} if context.workers == 1 else _find_holders(step, context.plan)
+        # A step that writes a variable refreshes the copies that other steps read.
+        holders |= {name: holders[name].with_copies_of(one) for name, one in step.holders.items() if name in holders}
         return PlacedStep.of(step, holders={name: one for name, one in holders.items() if not one.is_everywhere})
 
 

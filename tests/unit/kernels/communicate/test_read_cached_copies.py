@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +15,7 @@ from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
 from autodist.kernels.communicate import parameter_servers
+from autodist.kernels.plan import CACHED_COPY
 from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
 from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
@@ -165,3 +168,18 @@ def test_a_loop_that_takes_a_partitioned_variable_reads_the_copies_of_its_shards
     for worker, reading in enumerate(rewritten(captured, strategy)):
         assert workers_of(reading) == {worker}
     assert_same(train(captured, strategy, batches), one_device(captured, step, batches))
+
+
+def test_a_step_that_its_strategy_does_not_cover_refreshes_the_copies_that_other_steps_read():
+    weight = tf.Variable(np.ones(2), name="weight")
+    captured = capture(lambda: weight.assign(weight * 0.5))
+    holder = held_by((2,), [1]).with_copies("weight", {"weight": (CACHED_COPY,)})
+    placed = replace(captured.step, holders={"weight": holder})
+    empty = plan(captured.step, 2, 1)
+    assert not empty.nodes
+    for worker in range(2):
+        step = rewrite(placed, Context(empty, worker))
+        written = {n for name, e in step.graph_index.effects.items() if name in step.targets for n in e.writes}
+        names = {step.graph_index.nodes[handle].attr["shared_name"].s.decode() for handle in written}
+        assert any(name.endswith(CACHED_COPY) for name in names)
+        assert workers_of(step) == {worker}
