@@ -129,16 +129,26 @@ class RunEnd:
 
     def finish(self) -> None:
         """Ends the run at the end of the script: the chief waits for all workers, the others wait for the chief."""
-        self._failed_step.close(is_survived=not self._script_end.is_bad)
-        # The end of inbox loops fills TensorFlow's log. Other workers' agents filter their output all the time.
-        with quiet_tensorflow(self._is_chief and self._peers.have_joined):
-            try:
-                self._finish()
-            except KeyboardInterrupt:
+        has_begun = False
+        try:
+            self._failed_step.close(is_survived=not self._script_end.is_bad)
+            # The end of inbox loops fills TensorFlow's log. Other workers' agents filter their output all the time.
+            with quiet_tensorflow(self._is_chief and self._peers.have_joined):
+                has_begun = True
+                self._finish_and_end_threads()
+        except KeyboardInterrupt:
+            if not has_begun:
                 self._peers.abort(_INTERRUPTED)
-                raise
-            finally:
-                self._end_threads()
+            raise
+
+    def _finish_and_end_threads(self) -> None:
+        try:
+            self._finish()
+        except KeyboardInterrupt:
+            self._peers.abort(_INTERRUPTED)
+            raise
+        finally:
+            self._end_threads()
 
     def _finish(self) -> None:
         try:

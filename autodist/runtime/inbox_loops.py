@@ -87,11 +87,12 @@ class InboxLoops:
         """
         with self._lock:
             self._is_closed = True
-            running, self._running = self._running, []
-        closing = [threading.Thread(target=session.close, daemon=True) for session, _ in running]
-        for thread in closing:
-            thread.start()
-        self._ending += [*closing, *(thread for _, thread in running)]
+            for session, thread in self._running:
+                self._ending += [threading.Thread(target=session.close, daemon=True), thread]
+            self._running = []
+        for thread in self._ending:
+            if thread.ident is None:  # an interrupt may have ended an earlier call before this one was started
+                thread.start()
         deadline = time.monotonic() + limit
         for thread in self._ending:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -123,6 +123,18 @@ def test_ctrl_c_that_was_caught_is_told(script: Script, done: list[str]) -> None
     assert done[:2] == ["session", "abort: the chief was interrupted"]
 
 
+def test_ctrl_c_before_the_end_has_begun_stops_the_others(
+    script: Script, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(is_quiet: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_end, "quiet_tensorflow", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        end_of(done).finish()
+    assert done == ["abort: the chief was interrupted"]
+
+
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_ctrl_c_that_another_worker_s_script_caught_ends_its_process_by_the_signal(
     script: Script, done: list[str], is_chief: bool

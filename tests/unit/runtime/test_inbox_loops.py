@@ -198,6 +198,23 @@ def test_loops_that_do_not_end_are_left_and_waited_for_again() -> None:
     assert loops.close(LIMIT) and loops.failure is None
 
 
+def test_loops_whose_end_was_interrupted_end_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Unresponsive()
+    monkeypatch.setattr(session, "close", session.responds.set)
+    loops = InboxLoops(0, WORKERS, lambda graph: session)  # type: ignore[arg-type, return-value]
+    loops.bring([inbox("interrupted")])
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loops.close(LIMIT)
+    assert not session.responds.is_set()
+    assert loops.close(LIMIT) and session.responds.is_set()
+
+
 def test_only_marked_queues_are_inboxes() -> None:
     shaped = Inbox("key/tag/1/0", 1, (tf.float32,), (tf.TensorShape([3]),), 4)
     graph_def = step_with([shaped])
