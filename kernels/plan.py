@@ -56,9 +56,9 @@ class Plan:
 
     def has_cached_copy(self, variable: str) -> bool:
         """Returns True if every worker caches a copy of an owned variable for its replicas to read."""
-        return variable in self._synchronizers and self._synchronizers[variable].has_cached_copy
+        return variable in self.cached_copies
 
-    @property
+    @cached_property
     def cached_copies(self) -> dict[str, tuple[str, ...]]:
         """The suffixes of the cached copies of each owned variable or shard that has one, by name."""
         return {name: (CACHED_COPY,) for name, one in self._synchronizers.items() if one.has_cached_copy}

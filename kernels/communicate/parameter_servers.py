@@ -40,9 +40,10 @@ PACK_BYTES = 256 << 10
 class ParameterServers(Kernel[ReplicatedStep, ReplicatedStep]):
     """Moves the update of each owned variable to its owner (Li et al., OSDI 2014), synchronously.
 
-    Every worker sends its gradients to the owner. The owner sums them in rank order, divides by the weight, applies
-    the update once, and sends every worker a completion signal. If an owner's update depends on tensors of another
-    owner (a global gradient norm), these tensors are sent, and each owner computes the rest.
+    Every worker sends its gradients to the owner. The owner sums them in rank order, divides by the weight, applies the
+    update once, and sends every worker a completion signal, with the new values of variables that have cached copies.
+    If an owner's update depends on tensors of another owner (a global gradient norm), these tensors are sent, and each
+    owner computes the rest.
 
         g → update(v)    becomes, at the owner,   g0 + g1 → update(v) → tokens;    elsewhere    g1 → send,  token → done
     """

@@ -43,12 +43,9 @@ class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         plan = context.plan
         holders = {name: holder.with_copies(name, plan.cached_copies) for name, holder in step.holders.items()}
-        placed = replace(step, holders=holders)
-        names = [name for name in step.synchrony_of if CACHED_COPY in placed.slices[name].copies]
-        if not names:
-            return step
-        step = placed
-        if not context.computes:
+        step = replace(step, holders=holders)
+        names = [name for name in step.synchrony_of if CACHED_COPY in step.slices[name].copies]
+        if not (names and context.computes):
             return step
         work = _CachedCopies(step, context)
         for name in names:

@@ -30,8 +30,6 @@ class AssignOwners(Kernel[CapturedStep, PlacedStep]):
 
     def apply(self, step: CapturedStep, context: Context) -> PlacedStep:
         holders = {} if context.workers == 1 else _find_holders(step, context.plan)
-        # A step that writes a variable refreshes the copies that other steps read.
-        holders |= {name: holders[name].with_copies_of(one) for name, one in step.holders.items() if name in holders}
         return PlacedStep.of(step, holders={name: one for name, one in holders.items() if not one.is_everywhere})
 
 
@@ -45,14 +43,14 @@ def find_holders(step: CapturedStep, strategy: strategy_pb2.Strategy) -> dict[st
 
 
 def _find_holders(step: CapturedStep, plan: Plan) -> dict[str, Holder]:
-    """Returns the holders of variables; those from an earlier step are kept, without cached copies.
+    """Returns the holders of variables; those from an earlier step are kept, with the copies that a write refreshes.
 
     A slot is partitioned and placed like the variables that it serves. These are the variables whose update reads it,
     or else those that it is computed from (for an average of weights). A slot that serves variables of several owners,
     or a variable that every worker holds, is held by every worker. So is a slot of a partitioned variable with another
     shape. If all variables are asynchronous, the owner of the first one owns the update counters.
     """
-    holders = {name: holder.without_copies() for name, holder in step.holders.items()}
+    holders = dict(step.holders)
     for name in plan.placement.owners:
         if name in step.by_name and name not in holders:
             holders[name] = plan.placement.holder(name, step.by_name[name].shape)
@@ -91,7 +89,7 @@ def _common(slot: Variable, served: Iterable[str], holders: Mapping[str, Holder]
     [holder] = by_group.values()
     if holder.partitioning is None:
         return Holder.whole(slot.shape, holder.slices[0].group)
-    return holder if holder.shape == slot.shape else None
+    return holder.without_copies() if holder.shape == slot.shape else None
 
 
 Nodes = Mapping[str, list[tuple[str, str]]]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
+
+from autodist.runtime.graph_runner import GraphRunners
+
+LIMIT = 60.0
+"""Seconds for anything that is not expected to block."""
 
 
 def start_servers(workers: int) -> list[str]:
@@ -17,3 +24,14 @@ def start_servers(workers: int) -> list[str]:
         one.close()
     cluster = tf.train.ClusterSpec({"worker": addresses})
     return [tf.distribute.Server(cluster, "worker", k).target for k in range(workers)]
+
+
+@contextlib.contextmanager
+def running(targets: Sequence[str]) -> Iterator[list[GraphRunners]]:
+    """Context of the graph runners of all workers, which must end within the limit."""
+    config, workers = tf.compat.v1.ConfigProto(), len(targets)
+    made = [GraphRunners(target, config, worker, workers) for worker, target in enumerate(targets)]
+    yield made
+    for one in made:
+        assert one.inbox_loops.close(LIMIT)
+        one.close(LIMIT)

@@ -18,10 +18,9 @@ from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.variables import StoredVariable
 from tests.unit.placement.holders import held_by
-from tests.unit.runtime.servers import start_servers
+from tests.unit.runtime.servers import LIMIT, running, start_servers
 
 WORKERS = 6
-LIMIT = 60.0
 
 VALUES = {
     "float": np.random.default_rng(0).normal(size=(9, 7)),
@@ -49,14 +48,8 @@ def everywhere(value: np.ndarray) -> Holder:
 @pytest.fixture(scope="module")
 def graph_runners() -> Iterator[list[GraphRunners]]:
     """A session for each worker, on servers in this process."""
-    made = [
-        GraphRunners(target, tf.compat.v1.ConfigProto(), worker, WORKERS)
-        for worker, target in enumerate(start_servers(WORKERS))
-    ]
-    yield made
-    for one in made:
-        assert one.inbox_loops.close(LIMIT)
-        one.close(LIMIT)
+    with running(start_servers(WORKERS)) as made:
+        yield made
 
 
 @pytest.fixture

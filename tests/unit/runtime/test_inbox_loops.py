@@ -15,10 +15,9 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.inboxes import SOURCE, Inbox, inboxes_of, queue_of
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.inbox_loops import IN_ITERATION, OVERLAPPING, SMALL_BYTES, SMALL_IN_ITERATION, InboxLoops
-from tests.unit.runtime.servers import start_servers
+from tests.unit.runtime.servers import LIMIT, running, start_servers
 
 WORKERS = 3
-LIMIT = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +28,8 @@ def targets() -> list[str]:
 
 @pytest.fixture
 def workers(targets: list[str]) -> Iterator[list[GraphRunners]]:
-    made = [GraphRunners(target, tf.compat.v1.ConfigProto(), worker, WORKERS) for worker, target in enumerate(targets)]
-    yield made
-    for one in made:
-        assert one.inbox_loops.close(LIMIT)
-        one.close(LIMIT)
+    with running(targets) as made:
+        yield made
     assert not [thread for thread in threading.enumerate() if thread.name == "autodist-inboxes"]
 
 

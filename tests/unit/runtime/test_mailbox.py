@@ -13,10 +13,9 @@ from autodist.graph.devices import cpu_of
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.messages import Messages
-from tests.unit.runtime.servers import start_servers
+from tests.unit.runtime.servers import LIMIT, running, start_servers
 
 WORKERS = 3
-LIMIT = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +26,8 @@ def targets() -> list[str]:
 
 @pytest.fixture
 def graph_runners(targets: list[str]) -> Iterator[list[GraphRunners]]:
-    made = [GraphRunners(target, tf.compat.v1.ConfigProto(), worker, WORKERS) for worker, target in enumerate(targets)]
-    yield made
-    for one in made:
-        assert one.inbox_loops.close(LIMIT)
-        one.close(LIMIT)
+    with running(targets) as made:
+        yield made
 
 
 @pytest.fixture

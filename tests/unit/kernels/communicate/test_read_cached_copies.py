@@ -21,7 +21,16 @@ from tests.unit.kernels.communicate.test_asynchronous_servers import expected, l
 from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
 from tests.unit.kernels.communicate.test_stale_servers import assert_trains_as_one_device
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step, on_one_device
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, task_of_device, train
+from tests.unit.kernels.in_one_process import (
+    assert_same,
+    capture,
+    capture_one_weight,
+    one_device,
+    plan,
+    rewritten,
+    task_of_device,
+    train,
+)
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 from tests.unit.placement.holders import held_by
@@ -134,15 +143,9 @@ def test_values_share_messages_up_to_a_size(monkeypatch):
 
 
 def test_an_evaluation_reads_the_copies():
-    weight = tf.Variable(np.ones(2), name="weight")
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x * weight)
-        weight.assign_sub(tape.gradient(loss, weight))
-        return loss
-
-    strategy = plan(capture(step, np.ones((1, 2))).step, 2, 1, {"weight": 1}, local_proxy=True)
+    training = capture_one_weight()
+    (weight,) = training.sources
+    strategy = plan(training.step, 2, 1, {"weight": 1}, local_proxy=True)
     evaluation = capture(lambda x: tf.reduce_mean(x * weight), np.ones((1, 2)))
     for worker, reading in enumerate(rewritten(evaluation, strategy)):
         assert workers_of(reading) == {worker}
