@@ -23,6 +23,7 @@ from autodist.layout import Propagation
 from autodist.placement.holder import Holder, Slice
 from autodist.placement.partitioning import Partitioning
 from autodist.placement.synchrony import Synchrony
+from autodist.sharding import Annotations
 
 EXAMPLES = "autodist/examples:0"
 """Placeholder of a replicated step, fed with this worker's number of examples (int64 scalar).
@@ -163,12 +164,14 @@ class CapturedStep(Step):
         is_whole: True if each worker needs the complete outputs, with the rows of all workers in order, and nothing may
             be guessed: a step that is not proven equal to that of one device is rejected.
         rows: examples for each replica if the graph was built for that number only; None: any number.
+        annotations: the requested shardings; None: there are none.
     """
 
     in_step_all_reduces: tuple[InStepAllReduce, ...] = ()
     flows: Propagation | None = None
     is_whole: bool = False
     rows: int | None = None
+    annotations: Annotations | None = None
 
     @cached_property
     def named(self) -> frozenset[str]:
