@@ -14,7 +14,7 @@ from autodist.batch.axis import is_array, keras_name
 from autodist.capture.function import CapturedFunction
 from autodist.capture.keras.evaluations import Evaluations, LegacyEvaluations
 from autodist.capture.keras.fits import Fits
-from autodist.capture.keras.libraries import uses_legacy_keras, when_imported
+from autodist.capture.keras.libraries import uses_legacy_keras
 from autodist.capture.keras.model_state import reset_variables
 from autodist.capture.keras.models import KerasModels, LegacyModels
 from autodist.checkpoint.fit_wrappers import AroundFit, AroundLegacyFit
@@ -32,6 +32,7 @@ from autodist.functions.tracing import Tracing
 from autodist.reading.input_shard import InputShard
 from autodist.runs.run import Run
 from autodist.runtime.input_consistency import digest_of
+from autodist.tf_compat.import_hooks import when_imported
 
 
 class KerasTraining:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autodist.capture.keras.libraries import when_imported
+from autodist.tf_compat.import_hooks import when_imported
 
 
 @pytest.fixture
