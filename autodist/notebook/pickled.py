@@ -181,6 +181,7 @@ class KerasSettings:
         image_data_format: position of the channel axis of images.
         dtype_policy: the policy as serialized by Keras; None: not set, so `floatx` applies.
         library: the module of that Keras, `keras` or `tf_keras`.
+        distribution: the distribution that is set, pickled; None: none is set.
     """
 
     floatx: str
@@ -188,6 +189,7 @@ class KerasSettings:
     image_data_format: str
     dtype_policy: dict[str, Any] | str | None
     library: str = "keras"
+    distribution: bytes | None = None
 
     @staticmethod
     def of_this_process() -> tuple[KerasSettings, ...]:
@@ -196,8 +198,8 @@ class KerasSettings:
         for library, policies in _LIBRARIES.items():
             if hasattr(sys.modules.get(library), "Model"):  # else it is being imported, or not in use
                 own = sys.modules[library].backend
-                serialized = policies.current()
-                found.append(KerasSettings(own.floatx(), own.epsilon(), own.image_data_format(), serialized, library))
+                formats = own.floatx(), own.epsilon(), own.image_data_format()
+                found.append(KerasSettings(*formats, policies.current(), library, policies.distribution()))
         return tuple(found)
 
     def apply(self) -> None:
@@ -208,10 +210,12 @@ class KerasSettings:
         own.set_image_data_format(self.image_data_format)
         if self.dtype_policy is not None:
             _LIBRARIES[self.library].restore(self.dtype_policy)
+        if self.distribution is not None:
+            importlib.import_module("keras").distribution.set_distribution(pickle.loads(self.distribution))
 
 
 class _Policies:
-    """The global dtype policy of Keras 3."""
+    """The global dtype policy of Keras 3, and its distribution."""
 
     @staticmethod
     def current() -> Any:
@@ -228,6 +232,14 @@ class _Policies:
 
         keras.config.set_dtype_policy(keras.dtype_policies.deserialize(serialized))
 
+    @staticmethod
+    def distribution() -> bytes | None:
+        """Returns the pickled distribution that is set; None if none is."""
+        import keras
+
+        current = keras.distribution.distribution()
+        return None if current is None else cloudpickle.dumps(current)
+
 
 class _LegacyPolicies:
     """The global dtype policy of tf_keras."""
@@ -243,6 +255,11 @@ class _LegacyPolicies:
         from tf_keras.src.mixed_precision import policy
 
         policy.set_global_policy(policy.deserialize(serialized))
+
+    @staticmethod
+    def distribution() -> bytes | None:
+        """Returns None: tf_keras has no distributions."""
+        return None
 
 
 _LIBRARIES: dict[str, type[_Policies] | type[_LegacyPolicies]] = {"keras": _Policies, "tf_keras": _LegacyPolicies}

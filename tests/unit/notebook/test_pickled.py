@@ -154,6 +154,18 @@ def test_settings_of_keras_are_taken_where_that_is_asked_for() -> None:
         keras.config.set_dtype_policy(before.floatx)
 
 
+def test_the_distribution_that_is_set_is_set_there_too() -> None:
+    layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 2), ["batch", "model"]))
+    layouts[".*kernel"] = (None, "model")
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts))
+    packed = pack(keras.distribution.distribution, "", "")
+    keras.distribution.set_distribution(None)
+    assert unpack(packed)() is None
+    found = unpack(packed, takes_settings=True)()
+    assert found.get_tensor_layout("dense/kernel").axes == (None, "model")
+    assert found.device_mesh.axis_names == ["batch", "model"]
+
+
 def test_settings_of_tf_keras_are_taken_too() -> None:
     before = settings_of("tf_keras")
     try:
