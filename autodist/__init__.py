@@ -18,9 +18,19 @@ __all__ = ["AutoDist", "ResourceSpec", "launch", "load_ipython_extension"]
 check_versions()
 
 from autodist.cluster.start import fill_standard_descriptors, noted_start  # noqa: E402  # needs a supported Python
+from autodist.tf_compat.import_hooks import once_imported  # noqa: E402
 
 fill_standard_descriptors()  # now: before this process opens many files
 noted_start()  # now: the script may change its directory and arguments before it creates an AutoDist
+
+
+def _complete_keras() -> None:
+    from autodist.capture.keras.distribution.backend import complete_backend
+
+    complete_backend()
+
+
+once_imported("keras.src.distribution.distribution_lib", _complete_keras)  # now: meshes come before AutoDist(…)
 
 _WHERE = {
     "AutoDist": "autodist.api",

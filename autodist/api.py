@@ -20,8 +20,16 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import load_generated_code_from_memory
 from autodist.capture.keras.callbacks import on_every_worker
+from autodist.capture.keras.distribution.checks import (
+    check_current_distribution,
+    check_distribution,
+    checking_distributions,
+    is_distribution,
+)
+from autodist.capture.keras.distribution.meshes import check_early_meshes
+from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
 from autodist.capture.keras.early_initializers import seed_early_initializers
-from autodist.capture.other_strategies import checking_distributions, refusing_strategies
+from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
 from autodist.capture.training_hooks import install_hooks, put_back
@@ -82,7 +90,7 @@ class AutoDist:
     Args:
         resource_spec_file: the YAML file with the machines and the strategy; None: this machine, one worker.
         strategy: overrides the strategy of the YAML: a strategy builder, the name of one ("AllReduce"), or a mapping as
-            under the YAML key `strategy`.
+            under the YAML key `strategy`. `keras.distribution.DataParallel()` leaves the choice to the YAML.
         resource_spec: the machines, instead of a file.
         strategy_builder: the older name of `strategy`.
 
@@ -102,15 +110,17 @@ class AutoDist:
         if strategy is not None and strategy_builder is not None:
             raise ValueError("pass either strategy or its older name strategy_builder, not both.")
         chosen = strategy if strategy_builder is None else strategy_builder
+        builder = None if is_distribution(chosen) else chosen
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now: TensorFlow logs the devices on the first call
         self._run = Run.begin(
-            lambda: resolve(resource_spec_file, resource_spec, chosen, is_first=not _made), find_resumed
+            lambda: resolve(resource_spec_file, resource_spec, builder, is_first=not _made), find_resumed
         )
         if self._run.index == 0 and self._run.workers > 1:
             require_script()
         log_to_the_terminal(self._run.index == 0)
         self._run.check_devices()
+        self._set_keras_devices(chosen)
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
         self._share_files()
@@ -164,6 +174,10 @@ class AutoDist:
     def _target_spec(self) -> ResourceSpec:
         """The machines that the script is written for. A dry run executes the script on one of their devices."""
         self._run.check_others()
+        return self._planned_spec
+
+    @property
+    def _planned_spec(self) -> ResourceSpec:
         dry_run = active_dry_run()
         return self._run.spec if dry_run is None else dry_run.spec
 
@@ -184,8 +198,9 @@ class AutoDist:
                 elements of a nest are named `x/image` or `y/0`. By default all inputs are split along axis 0.
 
         Raises:
-            CaptureError: the scope is inside a strategy of `tf.distribute` or a Keras distribution other than
-                `DataParallel`, or contains such a strategy or distribution; or `batch_axis` is not a mapping.
+            CaptureError: the scope is inside a strategy of `tf.distribute`, or contains one; or `batch_axis` is not a
+                mapping.
+            StrategyError: a Keras distribution other than `DataParallel` is set before the scope or in it.
         """
         self._run.check_others()
         if not tf.executing_eagerly():
@@ -222,6 +237,7 @@ class AutoDist:
             StrategyError: the strategy is not possible for this graph.
         """
         self._run.check_others()
+        check_current_distribution()
         self._share.require_no_files("a session's graph has no data sets whose files can be sharded")
         if self._notes is None or self._sums is None:
             raise CaptureError(
@@ -482,6 +498,25 @@ class AutoDist:
             CheckpointError: the folder is not on a file system.
         """
         return CheckpointCallback(self._run, folder, keep, every_steps, every_minutes)
+
+    def _set_keras_devices(self, chosen: Any) -> None:
+        """Makes `keras.distribution` list the places of the run, and checks the meshes that the script has made.
+
+        Args:
+            chosen: the argument `strategy`.
+        """
+        spec = self._planned_spec
+        if is_distribution(chosen):
+            strategy = None
+        elif chosen is not None:
+            strategy = "the argument `strategy` of AutoDist(…)"
+        else:
+            strategy = None if spec.strategy is None else str(spec.strategy.place("builder") or spec.strategy.builder)
+        run = RunSettings(spec.places, spec.file or "AutoDist(…)", len(spec.workers), spec.batch, strategy)
+        check_early_meshes(run)
+        set_run(run)
+        if is_distribution(chosen):
+            check_distribution(chosen)
 
     def _share_files(self) -> None:
         if self._run.workers > 1:

@@ -26,7 +26,9 @@ from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_r
 from autodist.capture.inline import inlining_functions, naming_captures
 from autodist.capture.jacobians import keeping_records
 from autodist.capture.keras.batch_norm import FusedNorms, fusing_batch_norms
-from autodist.capture.other_strategies import checking_distributions, refusing_strategies
+from autodist.capture.keras.distribution.checks import checking_distributions
+from autodist.capture.keras.distribution.variables import require_unsharded
+from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import require_applied, require_synchronizable
 from autodist.graph.devices import of_no_task
@@ -122,6 +124,7 @@ def _capture(
     editor = GraphEditor(definition)
     norms.share_moments(editor, graph)
     found, tables = bind_captures(editor, graph)
+    require_unsharded(one.source for one in found)
     variables = describe_variables(found)
     handles = {id(one.source.handle): one.handle for one in found}
 

@@ -16,6 +16,7 @@ from autodist.batch.axis import name_by_path
 from autodist.batch.examples import require_rows_for_all, warn_empty_micro_batches
 from autodist.capture.batch_requirements import require_any_length, require_no_rows_by_position
 from autodist.capture.function import CapturedFunction, capture_function
+from autodist.capture.keras.distribution.checks import check_current_distribution, has_distribution
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
 from autodist.functions.graph_function import GraphFunction, GraphSessions
@@ -174,6 +175,7 @@ class DistributedFunction:
             if (dry_run := active_dry_run()) is not None:
                 dry_run.on_nested_call(self._name)
             return call_in_function(self._plain, self._name, args, kwargs)
+        self._check_distribution()
         arguments = self._bind(args, kwargs) if kwargs else None
         form, arrays = form_of(args if arguments is None else list(arguments.items()))
         key = None if form is None else (form, None if self.global_batch is None else self.global_batch.examples)
@@ -191,6 +193,12 @@ class DistributedFunction:
         with self._run.failed_step.guarding(but=self.survivable):
             yield
         self._run.input_consistency.report_faults()
+
+    def _check_distribution(self) -> None:
+        """Checks the current Keras distribution: the script may have set it since the trace."""
+        if has_distribution():
+            with self._run.failed_step.guarding(is_step=False, is_before=True):
+                check_current_distribution()
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         with self._run.failed_step.guarding(is_step=False, is_before=True):
@@ -210,6 +218,7 @@ class DistributedFunction:
         Args:
             batches: each with the global batch that it is this worker's part of, or None.
         """
+        self._check_distribution()
         forms, arrays = zip(*(form_of((data,)) for data, _ in batches), strict=True)
         examples = [None if global_batch is None else global_batch.examples for _, global_batch in batches]
         keys = {*zip(forms, examples, strict=True)}

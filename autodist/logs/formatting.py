@@ -99,6 +99,15 @@ def without_callers(trace: TracebackType | None, files: Collection[str]) -> Trac
     return trace
 
 
+def capitalised(text: str) -> str:
+    """Returns a text for the start of a sentence.
+
+    >>> capitalised("the key 'aB'")
+    "The key 'aB'"
+    """
+    return text[:1].upper() + text[1:]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns the question "Did you mean …?" with a leading space, or "" if no known name is similar.
 

@@ -16,7 +16,7 @@ from autodist.resources._model import Source
 from autodist.resources._node import Node, SSHGroup
 from autodist.resources._plain import plain_copy
 from autodist.resources._sections import Timeouts
-from autodist.resources._workers import Allotment, Replica, Worker, allot, assign_workers, list_replicas
+from autodist.resources._workers import Allotment, Replica, Worker, allot, assign_workers, list_replicas, name_places
 from autodist.resources._yaml import read_text, read_yaml
 
 
@@ -186,6 +186,11 @@ class ResourceSpec(YamlKeys):
     def replica_workers(self) -> tuple[int, ...]:
         """For each replica, the index of its worker, in rising order."""
         return tuple(replica.worker.index for replica in self.replicas)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """A name for each device of each worker, in their order: "cpu:0", "cpu:1", … or "gpu:0", …."""
+        return tuple(name_places(self.workers))
 
     @property
     def feeding_workers(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -111,6 +112,14 @@ def list_replicas(workers: Iterable[Worker]) -> Iterator[Replica]:
     placed = ((worker, device) for worker in workers for device in worker.devices)
     for index, (worker, device) in enumerate(placed):
         yield Replica(index, worker, device)
+
+
+def name_places(workers: Iterable[Worker]) -> Iterator[str]:
+    """Yields a name for each device of each worker, as Keras names devices: numbered by kind over all workers."""
+    counts: Counter[str] = Counter()
+    for kind in (device.partition(":")[0] for worker in workers for device in worker.devices):
+        yield f"{kind}:{counts[kind]}"
+        counts[kind] += 1
 
 
 def _worker(index: int, node: Node, position: int, devices: tuple[str, ...]) -> Worker:

@@ -269,10 +269,21 @@ PROGRESS, LEGACY_PROGRESS = (
     Patch(f"{package[0]}:callbacks.ProgbarLogger", "on_train_batch_end", package, "excludes the start from epoch times")
     for package in (_KERAS, _TF_KERAS)
 )
+_DISTRIBUTION = "keras.src.distribution.distribution_lib"
 SET_DISTRIBUTIONS = [  # scripts call the first, and `Distribution.scope` the second
     Patch(owner, "set_distribution", _KERAS, "rejects model parallelism")
-    for owner in ("keras:distribution", "keras.src.distribution.distribution_lib")
+    for owner in ("keras:distribution", _DISTRIBUTION)
 ]
+BACKEND_DEVICES = {  # the backend lacks all but the first, which starts TensorFlow's runtime
+    name: Patch("keras.src.backend.tensorflow.distribution_lib", name, _KERAS, "lists the places of the run")
+    for name in (
+        "list_devices", "get_device_count", "initialize", "distribute_tensor", "num_processes", "process_id",
+    )
+}  # fmt: skip
+MESH_INIT = Patch(f"{_DISTRIBUTION}:DeviceMesh", "__init__", _KERAS, "allows meshes of a run that is not known yet")
+VARIABLE_INITIALIZE = Patch(
+    "keras.src.backend.tensorflow.core:Variable", "_initialize", _KERAS, "notes variables that a distribution shards"
+)
 BACKUPS = [
     Patch("keras:callbacks.BackupAndRestore", name, _KERAS, "leaves backups to the chief")
     for name in ("_load_model", "_save_model", "on_train_end")

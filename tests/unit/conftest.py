@@ -36,6 +36,7 @@ def keras_as_it_was() -> Iterator[None]:
     yield
     keras.config.set_floatx(before)
     global_state.set_global_attribute("dtype_policy", policy)
+    keras.distribution.set_distribution(None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,21 +14,19 @@ from keras.distribution import DataParallel, DeviceMesh, LayoutMap, ModelParalle
 from keras.distribution import set_distribution as imported_before
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture import other_strategies
-from autodist.errors import CaptureError
+from autodist.capture.keras.distribution import checks
+from autodist.errors import StrategyError
 from tests.unit.test_keras_inputs import assert_fits_alike
 
-pytestmark = pytest.mark.usefixtures("keras_in_float64", "unset")
+pytestmark = pytest.mark.usefixtures("keras_in_float64", "untold")
 
-REFUSED = r"keras.distribution's \w+ is set, which Keras ignores on TensorFlow.*Remove it"
+REFUSED = r"keras.distribution's \w+ is set, and AutoDist does not support it yet.*Remove it"
 X, Y = np.random.default_rng(0).normal(size=(11, 6)), np.random.default_rng(1).normal(size=(11, 2))
 
 
 @pytest.fixture
-def unset() -> Iterator[None]:
-    other_strategies._note_data_parallel.cache_clear()
-    yield
-    keras.distribution.set_distribution(None)
+def untold() -> None:
+    checks._note_data_parallel.cache_clear()
 
 
 def model_parallel() -> Any:
@@ -76,20 +74,44 @@ def test_data_parallel_trains_as_one_device_on_the_replicas_of_the_yaml_and_is_t
 def test_what_autodist_does_not_do_is_refused_by_name_where_it_is_set(make: Any) -> None:
     other = make()
     with autodist().scope():
-        with pytest.raises(CaptureError, match=REFUSED) as raised:
+        with pytest.raises(StrategyError, match=REFUSED) as raised:
             keras.distribution.set_distribution(other)
-        with pytest.raises(CaptureError, match=REFUSED), other.scope():
+        with pytest.raises(StrategyError, match=REFUSED), other.scope():
             pass
         assert keras.distribution.distribution() is None
     assert type(other).__name__ in str(raised.value)
 
 
+def test_a_data_parallel_as_strategy_is_the_strategy_of_the_yaml() -> None:
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}], "strategy": "PS"})
+    with AutoDist(resource_spec=spec, strategy=DataParallel()).scope() as ad:
+        model = dense()
+        model.fit(X, Y, verbose=0)
+    assert type(ad._run.builder).__name__ == "PS"
+
+
+@pytest.mark.parametrize("make", [model_parallel, lambda: model_parallel()._layout_map, Own])
+def test_a_distribution_as_strategy_is_refused_in_the_same_words(make: Any) -> None:
+    node = {"address": "localhost", "cpus": [0, 1]}
+    with pytest.raises(StrategyError, match=REFUSED):
+        AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [node]}), strategy=make())
+
+
+def test_a_strategy_of_the_yaml_and_one_of_keras_are_refused_with_both_places(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yml"
+    cluster.write_text("nodes: [{address: localhost, cpus: [0, 1]}]\nstrategy:\n  builder: PS\n")
+    keras.distribution.set_distribution(model_parallel())
+    disagreeing = r"the DeviceMesh {batch: 1, model: 2} \(.*\), and .*cluster.yml:3: strategy.builder chooses another"
+    with pytest.raises(StrategyError, match=disagreeing), AutoDist(cluster).scope():
+        pass
+
+
 def test_the_scope_after_it_and_within_it_is_refused() -> None:
     other = model_parallel()
-    with other.scope(), pytest.raises(CaptureError, match=REFUSED), autodist().scope():
+    with other.scope(), pytest.raises(StrategyError, match=REFUSED), autodist().scope():
         pass
     keras.distribution.set_distribution(other)
-    with pytest.raises(CaptureError, match=REFUSED), autodist().scope():
+    with pytest.raises(StrategyError, match=REFUSED), autodist().scope():
         pass
     keras.distribution.set_distribution(None)
     with autodist().scope():
@@ -100,9 +122,9 @@ def test_one_that_is_set_by_a_name_imported_before_is_refused_at_the_end_of_the_
     ad = autodist()
     with ad.scope():
         model = dense()
-    with pytest.raises(CaptureError, match=REFUSED), ad.scope():
+    with pytest.raises(StrategyError, match=REFUSED), ad.scope():
         imported_before(model_parallel())
-    with pytest.raises(CaptureError, match=REFUSED):
+    with pytest.raises(StrategyError, match="was made before keras.distribution's ModelParallel was set"):
         model.fit(X, Y, verbose=0)
 
 
@@ -119,8 +141,78 @@ def test_one_that_is_set_after_the_scope_is_refused_by_the_step() -> None:
             return loss
 
     keras.distribution.set_distribution(model_parallel())
-    with pytest.raises(CaptureError, match=REFUSED):
+    with pytest.raises(StrategyError, match=REFUSED):
         step(X, Y)
     keras.distribution.set_distribution(None)
     assert np.isfinite(step(X, Y))
     assert keras.distribution.set_distribution is imported_before
+
+
+def test_one_that_is_set_after_a_step_was_traced_is_refused_by_the_next_call() -> None:
+    ad = autodist()
+    with ad.scope():
+        model = dense()
+        weight = tf.Variable(np.ones((6, 2)))
+
+        @ad.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weight - y))
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+    step(X, Y)
+    model.fit(X, Y, verbose=0)
+    before = weight.numpy()
+    keras.distribution.set_distribution(model_parallel())
+    for call in (lambda: step(X, Y), lambda: model.fit(X, Y, verbose=0)):
+        with pytest.raises(StrategyError, match=REFUSED):
+            call()
+    np.testing.assert_array_equal(weight, before)
+
+
+def test_a_model_that_was_built_under_it_is_refused_after_it_by_its_variable() -> None:
+    ad = autodist()
+    with model_parallel().scope():
+        model = dense()
+    with ad.scope():
+        model.compile("sgd", "mse")
+        with pytest.raises(StrategyError, match="The variable .*kernel was made while keras.distribution's ModelParal"):
+            model.fit(X, Y, verbose=0)
+
+
+def test_a_model_that_was_built_before_it_is_refused_by_its_first_variable() -> None:
+    ad = autodist()
+    with ad.scope():
+        model = dense()
+    keras.distribution.set_distribution(model_parallel())
+    with pytest.raises(StrategyError, match=f"The variable {model.weights[0].path} was made before"):
+        model.fit(X, Y, verbose=0)
+
+
+class Constrains(keras.layers.Layer):
+    """Requests a layout for its output, as layers of JAX users do."""
+
+    def call(self, x: Any) -> Any:
+        layout = keras.distribution.TensorLayout(("batch", "model"), DeviceMesh((1, 2), ["batch", "model"]))
+        return keras.distribution.distribute_tensor(x, layout)
+
+
+def test_a_layout_of_a_tensor_is_refused_in_a_step_and_returns_the_tensor_elsewhere() -> None:
+    refused = r"distribute_tensor \(test_keras_distribution.py:\d+\) requests the layout \('batch', 'model'\) for"
+    with autodist().scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2), Constrains()])
+        model.compile("sgd", "mse")
+        np.testing.assert_array_equal(model(X), model.layers[0](X))
+        assert model.predict(X, verbose=0).shape == (11, 2)
+        with pytest.raises(StrategyError, match=refused):
+            model.fit(X, Y, verbose=0)
+    with tf.Graph().as_default(), autodist().scope(), pytest.raises(StrategyError, match=refused):
+        Constrains()(tf.compat.v1.placeholder(tf.float64, [None, 6]))
+
+
+def test_keras_lists_the_places_of_the_run() -> None:
+    nodes = [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 1}]
+    AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))
+    assert keras.distribution.list_devices() == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+    assert keras.distribution.list_devices("GPU") == []
+    assert keras.distribution.get_device_count() == keras.distribution.get_device_count("cpu") == 4

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from autodist.capture.keras.call_arguments import lengths_to_come, recording_lengths
+from autodist.capture.keras.distribution.checks import check_model
 from autodist.capture.keras.errors import explaining_graphs, hiding_own_frames
 from autodist.capture.keras.evaluations import Evaluations
 from autodist.capture.keras.fits import SHOW_PROGRESS, Fits
@@ -23,7 +24,7 @@ from autodist.capture.keras.model_state import is_about_to_step, make_state
 from autodist.capture.keras.own_batches import reading_own_batches, takes_parts
 from autodist.capture.keras.steps import TracedStep, next_with_global_batch, on_several, timing_the_start
 from autodist.capture.keras.train_functions import is_making, makes_its_own, one_batch_step, own_maker, set_maker
-from autodist.capture.other_strategies import check_current_distribution, require_no_strategy
+from autodist.capture.other_strategies import require_no_strategy
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import PartsIterator, Reading
 from autodist.tf_compat.do_not_convert import converting, ours
@@ -255,7 +256,7 @@ def _looked_up(model: Any, name: str) -> Callable[..., Any]:
 
 def _check(model: Any) -> None:
     require_no_strategy(model.distribute_strategy, model.name)
-    check_current_distribution()
+    check_model(model)
     if model.run_eagerly:
         log.warning(
             "%s is compiled with run_eagerly=True; AutoDist compiles its steps all the same, since it distributes "

@@ -1,0 +1,195 @@
+"""Translates a distribution of Keras into shardings over a mesh, as a strategy needs them.
+
+A layout that the script writes is closed: propagation adds no axes to it. A variable without a layout is open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from autodist.capture.keras.distribution.meshes import describe_mesh, mesh_of
+from autodist.capture.keras.distribution.run_settings import RunSettings
+from autodist.errors import StrategyError
+from autodist.logs.formatting import capitalised, counted, did_you_mean, listed, readable_shape, some_of
+from autodist.sharding import WHOLE, Constraint, Dim, Mesh, Origin, Sharding
+
+_OF_OUTPUT = "/output"
+"""End of the keys for the outputs of layers, which Keras looks up as the path of the layer with this suffix."""
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The shardings that a distribution requests.
+
+    Attributes:
+        mesh: the places of the run.
+        batch_axis: the axis of the mesh over which the examples of a batch are divided.
+        variables: by path of the variable; variables without a layout are left out, and open.
+        outputs: by key of the LayoutMap, those of the outputs of layers.
+        unmatched: messages on the keys that match no variable and no output.
+    """
+
+    mesh: Mesh
+    batch_axis: str
+    variables: Mapping[str, Constraint]
+    outputs: Mapping[str, Constraint]
+    unmatched: tuple[str, ...] = ()
+
+
+def layouts_of(
+    distribution: Any, run: RunSettings | None = None, variables: Iterable[Any] = (), slots: Iterable[Any] = ()
+) -> Layouts:
+    """Returns the shardings that a `ModelParallel` or a `LayoutMap` requests.
+
+    Args:
+        distribution: the distribution. The examples of a LayoutMap's batches are divided over its first axis.
+        run: the settings of the run; None: the places of the mesh are not checked.
+        variables: the Keras variables of a step; none: keys that match nothing are not listed.
+        slots: the variables of its optimizers, which are sharded as the variables that they belong to.
+
+    Raises:
+        StrategyError: a mesh, a key or a layout is not possible; the message names its place.
+    """
+    variables = [*variables]
+    paths = [variable.path for variable in variables]
+    layout_map = distribution if isinstance(distribution, keras.distribution.LayoutMap) else distribution._layout_map
+    translation = _Translation(layout_map, run)
+    found = {variable.path: translation.of_variable(variable) for variable in variables}
+    used = {key for key in layout_map if any(re.fullmatch(key, path) for path in paths)}
+    others = [key for key in layout_map if key not in used]
+    outputs = {key: translation.of_key(key) for key in others if key.removesuffix("$").endswith(_OF_OUTPUT)}
+    idle = [key for key in others if key not in outputs] if variables else []
+    for key in idle:
+        _require_no_slot(key, slots)
+    return Layouts(
+        translation.mesh,
+        translation.batch_axis(distribution),
+        {path: constraint for path, constraint in found.items() if constraint is not None},
+        outputs,
+        tuple(_unmatched(key, paths) for key in idle),
+    )
+
+
+def key_of(layout_map: Iterable[str], path: str) -> str | None:
+    """Returns the key of a LayoutMap for a path: the path itself, else the pattern that matches it all; None: none.
+
+    Raises:
+        StrategyError: two patterns match it.
+    """
+    keys = [*layout_map]
+    if path in keys:
+        return path
+    matching = [key for key in keys if re.fullmatch(key, path)]
+    if len(matching) > 1:
+        raise StrategyError(
+            f"{path} matches {listed(map(repr, matching))}, which are keys of the LayoutMap. Change them so that each "
+            "variable and each output matches one key at most."
+        )
+    return matching[0] if matching else None
+
+
+class _Translation:
+    """Translates the layouts of a LayoutMap and of variables, all over one mesh."""
+
+    def __init__(self, layout_map: Any, run: RunSettings | None) -> None:
+        self._layout_map, self._run = layout_map, run
+        self._device_mesh = layout_map.device_mesh
+        if self._device_mesh is None:
+            raise StrategyError("The LayoutMap has no mesh; make it with one, LayoutMap(device_mesh).")
+        self.mesh = mesh_of(self._device_mesh, run)
+        for key in layout_map:
+            _require_pattern(key)
+            self.of_key(key)
+
+    def batch_axis(self, distribution: Any) -> str:
+        """Returns the axis of the examples."""
+        name = getattr(distribution, "batch_dim_name", None) or self.mesh.names[0]
+        if name not in self.mesh.names:
+            raise StrategyError(f"batch_dim_name of {type(distribution).__name__} is {self._unknown(name)}")
+        return str(name)
+
+    def of_variable(self, variable: Any) -> Constraint | None:
+        """Returns the sharding of a variable; None if it has no layout."""
+        own = getattr(variable, "_layout", None)
+        if own is not None:
+            return self._constraint(own, f"the layout of the variable {variable.path}", variable)
+        key = key_of(self._layout_map, variable.path)
+        return None if key is None else self._constraint(self._layout_map[key], _origin(key), variable)
+
+    def of_key(self, key: str) -> Constraint:
+        """Returns the sharding of a key, with the dimensions that its layout names."""
+        return self._constraint(self._layout_map[key], _origin(key))
+
+    def _constraint(self, layout: Any, origin: str, variable: Any = None) -> Constraint:
+        if not isinstance(layout, keras.distribution.TensorLayout):
+            kind = type(layout).__name__
+            raise StrategyError(f"{capitalised(origin)} is a {kind}; use a tuple of axes, or a TensorLayout of Keras.")
+        self._require_same_mesh(layout, origin)
+        axes = layout.axes
+        self._require_axes(axes, origin)
+        rank = len(axes) if variable is None else len(variable.shape)
+        if len(axes) > rank:
+            raise StrategyError(
+                f"{capitalised(origin)}, {axes}, has {counted(len(axes), 'dimension')}, and the variable "
+                f"{variable.path} has {rank} (shape {readable_shape([*variable.shape])}). Shorten the layout, or "
+                "change the key."
+            )
+        dims = [WHOLE if axis is None else Dim((axis,)) for axis in axes]
+        return Constraint(Sharding((*dims, *[WHOLE] * (rank - len(dims)))), Origin(origin))
+
+    def _require_axes(self, axes: Sequence[Any], origin: str) -> None:
+        for axis in (axis for axis in axes if axis is not None):
+            if axis not in self.mesh.names:
+                raise StrategyError(f"An axis of {origin} is {self._unknown(axis)}")
+            if axes.count(axis) > 1:
+                raise StrategyError(
+                    f"{capitalised(origin)}, {axes}, divides two dimensions over the axis {axis!r} of the mesh "
+                    f"{self.mesh}. An axis divides one dimension of a tensor; write None for the other."
+                )
+
+    def _require_same_mesh(self, layout: Any, origin: str) -> None:
+        own = layout.device_mesh
+        if own is None or own is self._device_mesh or mesh_of(own, self._run) == self.mesh:
+            return
+        raise StrategyError(
+            f"{capitalised(origin)} has a mesh of its own, {describe_mesh(own)}. The LayoutMap has "
+            f"{describe_mesh(self._device_mesh)}. A step has one mesh: pass axes alone, or the same mesh."
+        )
+
+    def _unknown(self, axis: Any) -> str:
+        hint = did_you_mean(str(axis), self.mesh.names)
+        return (
+            f"{axis!r}, and {describe_mesh(self._device_mesh)} has no such axis.{hint} Its axes are "
+            f"{listed(self.mesh.names)}."
+        )
+
+
+def _origin(key: str) -> str:
+    return f"the layout-map key {key!r}"
+
+
+def _require_pattern(key: str) -> None:
+    try:
+        re.compile(key)
+    except re.error as error:
+        raise StrategyError(f"{capitalised(_origin(key))} is no regular expression: {error}. Correct it.") from error
+
+
+def _require_no_slot(key: str, slots: Iterable[Any]) -> None:
+    matching = [slot.path for slot in slots if re.fullmatch(key, slot.path)]
+    if matching:
+        raise StrategyError(
+            f"{capitalised(_origin(key))} matches slots of an optimizer alone: {some_of(matching)}. Slots are sharded "
+            "as the variables that they belong to; remove the key, or name the variables."
+        )
+
+
+def _unmatched(key: str, paths: Iterable[str]) -> str:
+    behind = next((path for path in paths if re.fullmatch(f".*/(?:{key})", path)), None)
+    hint = f" The path {behind} begins with the name of the model: write '.*/{key}'." if behind else ""
+    return f"{capitalised(_origin(key))} matches no variable.{hint}"

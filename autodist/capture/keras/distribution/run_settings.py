@@ -1,0 +1,37 @@
+"""The settings of the script's run with which `keras.distribution` has to agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The machines and the strategy of a run.
+
+    Attributes:
+        devices: the places of the run in their order, as Keras names devices: "cpu:0", "cpu:1".
+        machines: for messages, the file that lists the machines.
+        workers: number of workers.
+        batch: "global" or "per_worker"; None: the default of the front end.
+        strategy: for messages, the place that chooses a strategy; None: nothing chooses one.
+    """
+
+    devices: tuple[str, ...]
+    machines: str = "the resource spec of AutoDist(…)"
+    workers: int = 1
+    batch: str | None = None
+    strategy: str | None = None
+
+
+_current: list[RunSettings] = []
+
+
+def current_run() -> RunSettings | None:
+    """Returns the settings of the AutoDist that the script has created last; None before the first."""
+    return _current[-1] if _current else None
+
+
+def set_run(run: RunSettings) -> None:
+    """Sets the settings of the AutoDist that the script creates."""
+    _current[:] = [run]
