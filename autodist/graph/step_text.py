@@ -24,6 +24,7 @@ from autodist.graph.names import is_control
 from autodist.graph.parts import GradientCall, PendingReduction, Variable
 from autodist.graph.step import CapturedStep, ReplicatedStep, Step, StepWithOwners
 from autodist.placement.holder import Holder
+from autodist.sharding import lines_of
 
 
 def text_of_step(step: Step, captured: Step) -> str:
@@ -57,6 +58,8 @@ def text_of_notes(step: Step) -> str:
     }
     if isinstance(step, CapturedStep):
         notes |= {"in-step all-reduces": map(_all_reduce, step.in_step_all_reduces)}
+        if step.annotations is not None:
+            notes["annotations"] = lines_of(step.annotations)
     if isinstance(step, ReplicatedStep):
         notes |= {
             "pending reductions": map(_pending, step.reductions),

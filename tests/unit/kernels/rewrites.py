@@ -11,8 +11,10 @@ adds those that begin with "+", and keeps the others. Without such lines it must
     + rows = ResourceGather(table, ids)
       return rows:0
 
-"return" precedes the outputs of the step, "run" its targets. If the environment has AUTODIST_RECORD=1, the text in the
-test's file is replaced by the rewrite that the kernel makes. The test fails nevertheless, so that somebody reads it.
+"return" precedes the outputs of the step, "run" its targets. Annotations have the notation of
+`tests.unit.kernels.annotation_text`; a step with annotations has a variable for each VarHandleOp. If the environment
+has AUTODIST_RECORD=1, the text in the test's file is replaced by the rewrite that the kernel makes. The test fails
+nevertheless, so that somebody reads it.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from autodist.graph.names import tensor
 from autodist.graph.step import CapturedStep, Step
 from autodist.kernels.base import AnyKernel, Context
 from tests.unit.graph.graph_text import from_text, lines_of
+from tests.unit.kernels.annotation_text import split_annotations, text_of_annotations, variables_of
 from tests.unit.kernels.in_one_process import plan
 
 
@@ -45,7 +48,7 @@ def step_of(text: str, phase: type[Step] = CapturedStep, **fields: Any) -> Step:
 
     As in a captured step, the dtype and shape of every tensor is known.
     """
-    lines = textwrap.dedent(text).strip().splitlines()
+    lines, annotations = split_annotations(textwrap.dedent(text).strip().splitlines())
     outputs, targets = (
         tuple(name for line in lines if line.startswith(word) for name in line.removeprefix(word).split(", "))
         for word in ("return ", "run ")
@@ -58,6 +61,8 @@ def step_of(text: str, phase: type[Step] = CapturedStep, **fields: Any) -> Step:
         found = graph.get_tensor_by_name(tensor(name))
         return tf.TensorSpec(found.shape, found.dtype)
 
+    if annotations is not None:
+        fields = {"annotations": annotations, "variables": variables_of(graph_def), **fields}
     return phase(graph_def, outputs=outputs, targets=targets, noted=spec_of, **fields)
 
 
@@ -96,6 +101,8 @@ def _lines(step: Step) -> Iterable[str]:
     for word, names in (("return", step.outputs), ("run", step.targets)):
         if names:
             yield f"{word} {', '.join(names)}"
+    if isinstance(step, CapturedStep) and step.annotations is not None:
+        yield from text_of_annotations(step.annotations)
 
 
 def _record(text: str, found: list[str]) -> None:
