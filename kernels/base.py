@@ -66,6 +66,11 @@ class Context:
     def replicas(self) -> Sequence[strategy_pb2.Replica]:
         return self.strategy.graph_config.replicas
 
+    @property
+    def places(self) -> int:
+        """The number of devices of all workers; each is a place of a mesh."""
+        return len(self.replicas)
+
     @functools.cached_property
     def workers(self) -> int:
         """The number of workers, including those without replicas."""

@@ -1,0 +1,110 @@
+"""LiftMeshes: collects the meshes of a step in one table; shardings refer to them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import ClassVar
+
+from autodist.errors import StrategyError
+from autodist.graph.step import CapturedStep
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.shard.annotated import annotated, with_annotations
+from autodist.kernels.shard.checked import checked
+from autodist.logs.formatting import counted
+from autodist.sharding import Annotations, Constraint, Mesh, Origin
+
+
+@dataclass(frozen=True)
+class LiftMeshes(Kernel[CapturedStep, CapturedStep]):
+    """Moves meshes that are written with a sharding to the table, in which no two meshes are alike.
+
+    It also checks each sharding against its mesh and its tensor, and the mesh against the devices of the run.
+    """
+
+    name: ClassVar[str] = "lift-meshes"
+
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
+        annotations = annotated(step)
+        if annotations is None:
+            return step
+        lifted = lift(annotations)
+        _require_fitting(lifted, context)
+        return with_annotations(step, checked(step, lifted))
+
+
+def lift(annotations: Annotations) -> Annotations:
+    """Returns the annotations with one name for each mesh; of several names, the first remains.
+
+    Raises:
+        StrategyError: a sharding names a mesh that does not exist.
+    """
+    meshes: dict[str, Mesh] = {}
+    name_of: dict[object, str] = {}
+    for name, mesh in annotations.meshes.items():
+        if name_of.setdefault(_content(mesh), name) == name:
+            meshes[name] = mesh
+    origins = {name: origin for name, origin in annotations.mesh_origins.items() if name in meshes}
+
+    def lifted(one: Constraint) -> Constraint:
+        mesh = one.mesh or annotations.meshes.get(one.sharding.mesh)
+        if mesh is None:
+            raise StrategyError(
+                f"The sharding {one.sharding} ({one.origin}) names the mesh {one.sharding.mesh}, which is "
+                "defined nowhere."
+            )
+        name = name_of.get(_content(mesh))
+        if name is None:
+            name = next(free for free in _names(mesh) if free not in meshes)
+            name_of[_content(mesh)], meshes[name], origins[name] = name, mesh, one.origin
+        return (
+            one
+            if one.mesh is None and one.sharding.mesh == name
+            else Constraint(replace(one.sharding, mesh=name), one.origin)
+        )
+
+    made = annotations.map(lifted)
+    return replace(made, meshes=meshes, mesh_origins=origins)
+
+
+def _content(mesh: Mesh) -> object:
+    """Returns a value that alike meshes share: the axes in order, and the places."""
+    return mesh.axes, mesh.places or tuple(range(mesh.size))
+
+
+def _names(mesh: Mesh) -> Iterator[str]:
+    """Yields the names that a new mesh of the table may have."""
+    if not mesh.axes:
+        yield f"place_{mesh.places[0]}"
+    yield from chain(["mesh"], (f"mesh_{k}" for k in count()))
+
+
+def _require_fitting(annotations: Annotations, context: Context) -> None:
+    """Passes if there is one mesh with axes at most, and each of its places is a device of the run.
+
+    Raises:
+        StrategyError: there are several, or the devices differ.
+    """
+    shown = {name: f"{mesh}{_written(annotations.mesh_origins.get(name))}" for name, mesh in annotations.meshes.items()}
+    with_axes = [name for name, mesh in annotations.meshes.items() if mesh.axes]
+    if len(with_axes) > 1:
+        first, second = (shown[name] for name in with_axes[:2])
+        raise StrategyError(f"One step has two meshes, {first} and {second}. Use the same axes and places in both.")
+    devices = f"the run has {counted(context.places, 'device')} on {counted(context.workers, 'worker')}"
+    for name, mesh in annotations.meshes.items():
+        if len(set(mesh.names)) < len(mesh.names):
+            raise StrategyError(f"The mesh {shown[name]} has two axes of one name. Rename one of them.")
+        if mesh.axes and mesh.size != context.places:
+            raise StrategyError(
+                f"The mesh {shown[name]} has {counted(mesh.size, 'place')}, but {devices}. Change the sizes of the "
+                "axes or the devices, so that each device is one place."
+            )
+        strange = [place for place in mesh.places if not 0 <= place < context.places]
+        if strange or len(set(mesh.places)) < len(mesh.places):
+            fault = f"the place {strange[0]}, but {devices}" if strange else "a place twice"
+            raise StrategyError(f"The mesh {shown[name]} has {fault}. Name each device of the run once, from 0.")
+
+
+def _written(origin: Origin | None) -> str:
+    return f" ({origin})" if origin else ""
