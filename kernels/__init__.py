@@ -4,7 +4,9 @@ from autodist.kernels.base import AnyKernel, Context, Fetching, Kernel, run_pipe
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
 from autodist.kernels.place.assign_owners import find_holders
 from autodist.kernels.place.set_by_chief import only_sets
-from autodist.kernels.registry import register_kernel, registered_kernels
+from autodist.kernels.registry import register_kernel, register_rule, registered_kernels
+from autodist.kernels.rule import Facts, Refusal, Rewrite, Rule
+from autodist.kernels.until_stable import UntilStable
 
 __all__ = [
     "KERNELS",
@@ -12,11 +14,17 @@ __all__ = [
     "SETTING_KERNELS",
     "AnyKernel",
     "Context",
+    "Facts",
     "Fetching",
     "Kernel",
+    "Refusal",
+    "Rewrite",
+    "Rule",
+    "UntilStable",
     "find_holders",
     "only_sets",
     "register_kernel",
+    "register_rule",
     "registered_kernels",
     "rewrite",
     "run_pipeline",

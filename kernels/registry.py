@@ -1,4 +1,4 @@
-"""The registry of user-defined kernels and their positions in the pipeline."""
+"""The registry of user-defined kernels and rules, and of their positions in the pipeline."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from autodist.logs.formatting import did_you_mean, listed
 from autodist.options.registry import Registry
 
 KernelClass = TypeVar("KernelClass", bound=type[AnyKernel])
+RuleClass = TypeVar("RuleClass", bound=type[Kernel[CapturedStep, CapturedStep]])
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -74,6 +75,59 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
     return register
 
 
+def register_rule(*, group: str) -> Callable[[RuleClass], RuleClass]:
+    """Adds a user-defined rule to a kernel that applies rules until none changes the step; a decorator.
+
+        @register_rule(group="rewrite-rows")
+        @dataclass(frozen=True)
+        class DoubleNegatives(Rule):
+            name: ClassVar[str] = "double-negatives"
+            ops: ClassVar[tuple[str, ...]] = ("Neg",)
+
+            def match(self, facts: Facts, node: NodeDef) -> Rewrite | Refusal | None:
+                ...
+
+    `match` inspects a node and returns a function that rewrites it, or a `Refusal` with the reason, which is logged. It
+    reads the graph from `facts.editor`, and shares analyses with other rules by `facts.once(find)`. The rewrite edits
+    the graph by `facts.editor`. It may also add state to the step: `facts.editor.initialize` adds nodes that run before
+    the first step, and `facts.change(…)` sets other fields, whose values are `facts.current(…)`. A rule that `match`
+    cannot express derives from `Kernel[CapturedStep, CapturedStep]` instead; its `apply` returns the step that it
+    receives if it changes nothing.
+
+    The rules of a group are applied in turn, those of scripts last in the order of registration. If two rules undo each
+    other's rewrites, an error names them. Every worker must register the same rules with the same options.
+
+    Args:
+        group: the name of the kernel, such as "rewrite-rows" or "apply-constraints".
+
+    Raises:
+        StrategyError: `group` names no kernel with rules, the decorated object is not a rule, or its name is taken.
+    """
+
+    def register(rule: RuleClass) -> RuleClass:
+        groups = [kernel.name for kernel in _ours() if hasattr(kernel, "rules")]
+        if group not in groups:
+            raise StrategyError(
+                f"The rule {getattr(rule, 'name', None)} is to join the group {group}, but no kernel of that name has "
+                f"rules.{did_you_mean(group, groups)} There are {listed(groups)}."
+            )
+        _RULES.register(rule, getattr(rule, "name", None))
+        if not issubclass(CapturedStep, rule.takes):
+            raise StrategyError(
+                f"The rule {rule.name} takes a {rule.takes.__name__}, but the kernel {group} rewrites a CapturedStep. "
+                "Derive it from Rule or from Kernel[CapturedStep, CapturedStep]."
+            )
+        _registered_rules[rule.name] = (group, rule())
+        return rule
+
+    return register
+
+
+def registered_rules(group: str) -> tuple[Kernel[CapturedStep, CapturedStep], ...]:
+    """Returns the user-defined rules of a group, in order of registration."""
+    return tuple(rule for of, rule in _registered_rules.values() if of == group)
+
+
 def _require_phase(kernel: type[AnyKernel], after: str) -> None:
     """Checks that a kernel keeps the phase of a step, and takes the phase of the steps at its position."""
     phase: type[Step] = CapturedStep
@@ -102,8 +156,10 @@ def with_registered(kernels: Sequence[AnyKernel]) -> tuple[AnyKernel, ...]:
 
 
 def registered_kernels() -> tuple[str, ...]:
-    """Returns the user-defined kernels with their options and positions, for comparison between workers."""
-    return tuple(f"{name} after {after}: {kernel!r}" for name, (after, kernel) in _registered.items())
+    """Returns the user-defined kernels and rules with options and positions, for comparison between workers."""
+    kernels = (f"{name} after {after}: {kernel!r}" for name, (after, kernel) in _registered.items())
+    rules = (f"{name} in {group}: {rule!r}" for name, (group, rule) in _registered_rules.items())
+    return (*kernels, *rules)
 
 
 _FORMER_NAMES = {
@@ -119,6 +175,10 @@ _FORMER_NAMES = {
 
 _registered: dict[str, tuple[str, AnyKernel]] = {}
 """Maps each name to the kernel and the name of the one that it runs after; in order of registration."""
+
+
+_registered_rules: dict[str, tuple[str, Kernel[CapturedStep, CapturedStep]]] = {}
+"""Maps each name to the group and the rule; in order of registration."""
 
 
 def _chain(name: str) -> Iterator[str]:
@@ -161,4 +221,11 @@ def _load_ours() -> None:
         _KERNELS.register(type(kernel), kernel.name)
 
 
+def _load_our_rules() -> None:
+    for kernel in _ours():
+        for rule in getattr(kernel, "rules", ()):
+            _RULES.register(type(rule), rule.name)
+
+
 _KERNELS = Registry("kernel", "my_package.MyKernel", _fault, _load_ours)
+_RULES = Registry("rule", "my_package.MyRule", _fault, _load_our_rules)

@@ -13,14 +13,14 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
-from autodist.kernels.rows.signs import Sign
+from autodist.kernels.rows.signs import Sign, signs_of
+from autodist.kernels.rule import Facts, Refusal, Rewrite, Rule
 from autodist.kernels.unused import remove_unused
 from autodist.layout.bodies import Body, Library
 
 
 @dataclass(frozen=True)
-class DivideRows(RowRule):
+class DivideRows(Rule):
     """Simplifies Keras's division of sparse rows by a table, if the table has neither zeros nor NaN.
 
     0 / 0 is NaN, so Keras searches the whole table for zeros and NaN, and then also divides their rows. The square root
@@ -33,11 +33,11 @@ class DivideRows(RowRule):
     name: ClassVar[str] = "divide-rows"
     ops: ClassVar[tuple[str, ...]] = ("StatelessIf",)
 
-    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: Facts, node: NodeDef) -> Rewrite | Refusal | None:
         searched = _searched_by(rows.editor, node)
         if searched is None:
             return None
-        if rows.signs.of(searched) is not Sign.POSITIVE:
+        if rows.once(signs_of).of(searched) is not Sign.POSITIVE:
             return Refusal(f"{searched}, which it searches for zeros, is not known to be positive")
 
         def rewrite() -> None:

@@ -11,12 +11,12 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.kernels.elementwise import is_copy_of_variable, operands_of
 from autodist.kernels.rows.gather_rows import gathers_rows
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
+from autodist.kernels.rule import Facts, Refusal, Rewrite, Rule
 from autodist.kernels.unused import remove_unused
 
 
 @dataclass(frozen=True)
-class GatherBeforeArithmetic(RowRule):
+class GatherBeforeArithmetic(Rule):
     """Replaces a gather of arithmetic on a variable by arithmetic on a gather of the variable.
 
     Operands without rows of their own are used unchanged; those with one row per row of the table are gathered, too.
@@ -28,7 +28,7 @@ class GatherBeforeArithmetic(RowRule):
     name: ClassVar[str] = "gather-before-arithmetic"
     ops: ClassVar[tuple[str, ...]] = ("GatherV2",)
 
-    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: Facts, node: NodeDef) -> Rewrite | Refusal | None:
         table, mover = tensor(node.input[0]), _Mover(rows, node.name)
         if is_copy_of_variable(rows.editor, table):
             return None
@@ -43,11 +43,16 @@ class GatherBeforeArithmetic(RowRule):
         return lambda: mover.move(node, table, has_rows)
 
 
+def _leads_of(_: Facts) -> dict[tuple[str, bool], bool]:
+    """Returns a cache of `_Mover.leads_from_read`."""
+    return {}
+
+
 class _Mover:
     """Moves a gather before the arithmetic between a read and the gather."""
 
-    def __init__(self, rows: RowFacts, root: str) -> None:
-        self.editor, self._named, self._leads, self._root = rows.editor, rows.step.named, rows.leads, root
+    def __init__(self, rows: Facts, root: str) -> None:
+        self.editor, self._named, self._leads, self._root = rows.editor, rows.step.named, rows.once(_leads_of), root
 
     def move(self, gather: NodeDef, table: str, has_rows: bool) -> None:
         self._use_shapes_of_read(table, has_rows)

@@ -13,11 +13,11 @@ from autodist.graph.effects import QUERIES, READS
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.step import CapturedStep
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
+from autodist.kernels.rule import Facts, Refusal, Rewrite, Rule
 
 
 @dataclass(frozen=True)
-class GatherRows(RowRule):
+class GatherRows(Rule):
     """Gathers rows from a variable instead of from its value, and takes a shape from the variable as well.
 
     The read of a variable with sparse updates copies the whole variable, so this saves time even on one device. A
@@ -32,7 +32,7 @@ class GatherRows(RowRule):
     def candidates(self, step: CapturedStep) -> Iterable[str]:
         return _reads_by_rows(step)
 
-    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: Facts, node: NodeDef) -> Rewrite | Refusal | None:
         editor = rows.editor
         refusal = None
         for match in _matches(editor, node.name):

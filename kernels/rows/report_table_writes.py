@@ -17,8 +17,8 @@ from autodist.graph.stages import Stages
 from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.rows.rule import Refusal, RowFacts
 from autodist.kernels.rows.scatter_rows import ScatterRows
+from autodist.kernels.rule import Facts, Refusal
 
 log = logging.getLogger("autodist")
 
@@ -86,7 +86,7 @@ def find_table_writes(step: CapturedStep) -> dict[str, list[TableWrite]]:
     tables = {g.variable: step.by_name[g.variable] for g in step.gradients if g.is_sparse}
     shapes = {variable.shape for variable in tables.values()}
     editor, stages = StepEditor(step), find_stages(step)
-    rows = RowFacts(step, editor)
+    rows = Facts(step, editor)
     found: dict[str, list[TableWrite]] = {}
     for name in stages.writes:
         if editor[name].op not in having(Trait.ASSIGNMENT):
@@ -104,7 +104,7 @@ def find_table_writes(step: CapturedStep) -> dict[str, list[TableWrite]]:
     return found
 
 
-def _refusal(rows: RowFacts, write: str) -> str | None:
+def _refusal(rows: Facts, write: str) -> str | None:
     """Returns the reason why a write's addition was not replaced by a scatter of rows."""
     rule, node = ScatterRows(), rows.editor[write]
     answer = rule.match(rows, node) if node.op in rule.ops else None

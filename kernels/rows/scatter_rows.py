@@ -15,15 +15,15 @@ from autodist.graph.ops import SUMS
 from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
-from autodist.kernels.rows.zero_rows import ZeroTable
+from autodist.kernels.rows.zero_rows import ZeroTable, zero_tables_of
+from autodist.kernels.rule import Facts, Refusal, Rewrite, Rule
 from autodist.kernels.unused import remove_unused
 
 _SCATTERS = {s.assign: s.scatter for s in SUMS}
 
 
 @dataclass(frozen=True)
-class ScatterRows(RowRule):
+class ScatterRows(Rule):
     """Replaces the addition of a table that is zero except in the rows of a segment sum by a scatter.
 
     TensorFlow creates such a sum whenever sparse rows reach an op that does not support them: Keras's clipping by a
@@ -46,11 +46,11 @@ class ScatterRows(RowRule):
         )
         return [node.name for node in step.graph_def.node if node.op in self.ops and node.name not in joined]
 
-    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: Facts, node: NodeDef) -> Rewrite | Refusal | None:
         value = node.input[1]
-        table = rows.tables.find(value)
+        table = rows.once(zero_tables_of).find(value)
         if table is None:
-            return Refusal(rows.tables.why_not(value))
+            return Refusal(rows.once(zero_tables_of).why_not(value))
 
         def rewrite() -> None:
             _scatter(rows.editor, node, table)

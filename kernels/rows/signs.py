@@ -12,6 +12,7 @@ from autodist.graph.effects import Effects
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUM, Trait, having
 from autodist.kernels.elementwise import constant
+from autodist.kernels.rule import Facts
 
 
 class Sign(enum.IntEnum):
@@ -73,6 +74,11 @@ class Signs:
     def _keeps_sign(self, write: NodeDef) -> bool:
         written = {"AssignVariableOp": 1, SUM.assign: 1, SUM.scatter: 2}.get(write.op)
         return written is not None and self.of(write.input[written]) >= Sign.NOT_NEGATIVE
+
+
+def signs_of(facts: Facts) -> Signs:
+    """Returns the signs of the tensors of a step, for `Facts.once`."""
+    return Signs(facts.editor)
 
 
 def _sign_of_constant(value: np.ndarray | None) -> Sign:

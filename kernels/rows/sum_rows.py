@@ -13,12 +13,12 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
+from autodist.kernels.rule import Facts, Refusal, Rewrite, Rule
 from autodist.kernels.unused import remove_unused
 
 
 @dataclass(frozen=True)
-class SumRows(RowRule):
+class SumRows(Rule):
     """Sums the rows directly: a sum over all elements needs neither their positions nor the zeros between them.
 
     The global norm of the gradients then reads the rows of a sparse gradient, not a whole table.
@@ -32,7 +32,7 @@ class SumRows(RowRule):
     def candidates(self, step: CapturedStep) -> Iterable[str]:
         return super().candidates(step) if step.graph_index.of_op("UnsortedSegmentSum") else ()
 
-    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: Facts, node: NodeDef) -> Rewrite | Refusal | None:
         editor = rows.editor
         table = editor[node_of(node.input[0])]
         if table.op != "UnsortedSegmentSum":

@@ -12,7 +12,8 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant, operands_of
-from autodist.kernels.rows.signs import Sign, Signs
+from autodist.kernels.rows.signs import Sign, Signs, signs_of
+from autodist.kernels.rule import Facts
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,11 @@ class ZeroTables:
             bound = constant(self._editor, inputs[1] if zero[0] == inputs[0] else inputs[0])
             return bound is not None and bool(np.all(_BOUNDS[node.op](bound, 0)))
         return False
+
+
+def zero_tables_of(facts: Facts) -> ZeroTables:
+    """Returns the zero tables of a step, for `Facts.once`."""
+    return ZeroTables(facts.editor, facts.once(signs_of))
 
 
 _BOUNDS = {"Maximum": np.less_equal, "Minimum": np.greater_equal}

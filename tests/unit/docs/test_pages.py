@@ -85,6 +85,7 @@ LAUNCH = autodist.launch
 def test_python_runs(page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(autodist, "launch", _launch, raising=False)
+    monkeypatch.setattr("autodist.kernels.registry._registered_rules", {})
     (tmp_path / "cluster.yml").write_text(json.dumps(HERE))
     names = _with_a_model()
     if "placeholder" in text:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import CaptureMismatchError, RewriteError, StrategyError
+from autodist.graph.editor import NodeDef
 from autodist.graph.step import PlacedStep, ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels import (
@@ -18,26 +19,36 @@ from autodist.kernels import (
     LOCAL_KERNELS,
     SETTING_KERNELS,
     Context,
+    Facts,
     Kernel,
+    Refusal,
+    Rewrite,
+    Rule,
     register_kernel,
+    register_rule,
     registered_kernels,
     registry,
     rewrite,
 )
 from autodist.kernels.pipeline import DUMP_VARIABLE
 from autodist.kernels.registry import with_registered
+from autodist.kernels.rows.rewrite_rows import RewriteRows
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from tests.unit.kernels.in_one_process import capture_one_weight, plan, train
+from tests.unit.kernels.rewrites import step_of
 
 
 @pytest.fixture(autouse=True)
 def only_ours() -> Iterator[None]:
     registry._KERNELS.names()
-    known = dict(registry._KERNELS._known)
+    registry._RULES.names()
+    known = [(one, dict(one._known)) for one in (registry._KERNELS, registry._RULES)]
     yield
     registry._registered.clear()
-    registry._KERNELS._known.clear()
-    registry._KERNELS._known.update(known)
+    registry._registered_rules.clear()
+    for one, names in known:
+        one._known.clear()
+        one._known.update(names)
 
 
 @dataclass(frozen=True)
@@ -266,3 +277,47 @@ def test_workers_that_register_other_kernels_are_told_which():
     )
     with pytest.raises(CaptureMismatchError, match=told):
         require_equal(chief, Fingerprint.of(step), "worker 1")
+
+
+def test_a_rule_of_a_script_joins_a_group_and_may_add_state():
+    @register_rule(group="rewrite-rows")
+    @dataclass(frozen=True)
+    class LogsOfRoots(Rule):
+        name: ClassVar[str] = "logs-of-roots"
+        ops: ClassVar[tuple[str, ...]] = ("Log",)
+
+        def match(self, facts: Facts, node: NodeDef) -> Rewrite | Refusal | None:
+            root = facts.editor[node.input[0]]
+            if root.op != "Sqrt":
+                return Refusal(f"{root.name} is no root")
+
+            def rewrite() -> None:
+                facts.editor.set_inputs(node.name, [root.input[0]])
+                facts.editor.run(facts.current("targets") or [node.name])
+                facts.change(is_whole=True, rows=(facts.current("rows") or 0) + 1)
+
+            return rewrite
+
+    step = step_of("a = Placeholder()\nr = Sqrt(a)\nl = Log(r)\nm = Log(r)\nn = Log(a)")
+    made = RewriteRows().apply(step, Context(plan(step), 0))
+    assert [list(made.graph_index.nodes[name].input) for name in "lmn"] == [["a"]] * 3
+    assert made.is_whole and made.rows == 2 and made.targets
+    assert registered_kernels() == ("logs-of-roots in rewrite-rows: " + repr(LogsOfRoots()),)
+
+
+@pytest.mark.parametrize("group, message", [("rewrite-row", "Did you mean rewrite-rows"), ("prune", "There are")])
+def test_a_rule_needs_a_group(group, message):
+    with pytest.raises(StrategyError, match=f"is to join the group {group}, but no kernel.*{message}"):
+        register_rule(group=group)(HalfSteps)
+
+
+def test_a_rule_takes_captured_steps():
+    @dataclass(frozen=True)
+    class Late(Kernel[ReplicatedStep, ReplicatedStep]):
+        name: ClassVar[str] = "late"
+
+        def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+            return step
+
+    with pytest.raises(StrategyError, match="The rule late takes a ReplicatedStep, but the kernel rewrite-rows"):
+        register_rule(group="rewrite-rows")(Late)

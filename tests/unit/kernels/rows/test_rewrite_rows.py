@@ -14,8 +14,8 @@ from autodist.kernels import Context
 from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
 from autodist.kernels.rows.gather_rows import GatherRows
 from autodist.kernels.rows.rewrite_rows import RULES, RewriteRows
-from autodist.kernels.rows.rule import Refusal, RowFacts, RowRule
 from autodist.kernels.rows.scatter_rows import ScatterRows
+from autodist.kernels.rule import Facts, Refusal, Rule
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.rewrites import assert_rewrites, step_of
 
@@ -24,7 +24,7 @@ EXP = step_of("a = Placeholder()\nb = Exp(a)")
 
 
 @dataclass(frozen=True)
-class Turns(RowRule):
+class Turns(Rule):
     """Makes nodes of one op those of another."""
 
     op: str = ""
@@ -93,7 +93,7 @@ def test_an_error_in_a_rule_says_its_name():
 
 def test_a_node_that_the_same_round_has_removed_is_not_matched():
     @dataclass(frozen=True)
-    class Removes(RowRule):
+    class Removes(Rule):
         name: ClassVar[str] = "removes"
         ops: ClassVar[tuple[str, ...]] = ("Neg",)
 
@@ -120,7 +120,7 @@ LATE = "w = AssignVariableOp(v, r)\nl = ReadVariableOp(v, ^w)\ni = Cast(l, DstT=
 def test_a_rule_says_why_it_leaves_a_node(rule, text, name, reason):
     item = step_of(TABLE + text)
     editor = StepEditor(item)
-    answer = rule.match(RowFacts(item, editor), editor[name])
+    answer = rule.match(Facts(item, editor), editor[name])
     assert isinstance(answer, Refusal)
     assert re.search(reason, answer.reason)
 
