@@ -14,6 +14,10 @@ from autodist.placement.group import Group
 
 BUCKET_BYTES = 4 << 20
 
+PACK_BYTES = 256 << 10
+"""Tensors for or from the owner of variables are packed up to this size; larger ones are sent alone, since packing
+copies them."""
+
 ALIGNMENT = 64
 """TensorFlow shares memory between a tensor and its slices if these begin at multiples of 64 bytes."""
 

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import prod
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.names import node_of
-from autodist.graph.parts import PendingReduction, Variable
+from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep
-from autodist.graph.subgraph import SubgraphBuilder, subgraph
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.buckets import Bucket, digest, key_of, make_buckets
+from autodist.kernels.communicate.buckets import PACK_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup, group_writes, rank_writes
 from autodist.kernels.communicate.node_assignment import EVERYWHERE, NOBODY
-from autodist.kernels.communicate.packed import like_packed, packed, unpacked
-from autodist.kernels.communicate.read_cached_copies import copy_of
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
+from autodist.kernels.communicate.value_messages import ValueMessages
 from autodist.kernels.communicate.versions import Acknowledgement, Versions
 from autodist.kernels.communicate.worker_part import WorkerPart
-from autodist.kernels.plan import CACHED_COPY
 from autodist.kernels.replica_dependent import after_loops
 from autodist.kernels.sums import reduce_to_mean
 from autodist.placement.group import Group
 from autodist.placement.synchrony import SyncMode
-
-PACK_BYTES = 256 << 10
-"""Gradients are packed up to this size; larger ones are sent alone, since packing copies them."""
-
 
 @dataclass(frozen=True)
 class ParameterServers(Kernel[ReplicatedStep, ReplicatedStep]):
@@ -76,6 +68,7 @@ class _Servers:
         assert step.order is not None, "set by SetSyncMode"
         self.order = step.order
         self.versions = Versions(step, self.owner, self.reductions, context)
+        self.values = ValueMessages(step, context, self.editor, self.owner)
 
     def run(self) -> ReplicatedStep:
         part = WorkerPart.find(self.step, self.context, self.effects, self.owner, self.reductions)
@@ -191,97 +184,18 @@ class _Servers:
         self.editor.remove(replacements)
 
     def _send_values(self, group: WriteGroup) -> None:
-        """Sends the written values to the workers that have cached copies, and the signal that all are written."""
-        refreshed: list[tf.Operation] = []
         with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, group.key, group.readers)
-            *early, last = self._messages(group)
-            for variables in early:
-                writes = [write for v in variables for write in self._writes_of[v.handle]]
-                refreshed += self._send_message(f, exchange, variables, writes)
-            refreshed += self._send_message(f, exchange, last, group.writes)
-            exchange.broadcast("done", [tf.constant(True)], group.readers.receivers, group.writes)
-        self.editor.run([*exchange.effects, *map(f.name, refreshed)])
-
-    def _send_message(
-        self, f: SubgraphBuilder, exchange: Communicator, variables: Sequence[Variable], writes: Sequence[str]
-    ) -> list[tf.Operation]:
-        """Sends the values of some variables after `writes`, a signal without any; refreshes this worker's copies."""
-        values = []
-        with tf.control_dependencies([f.after(writes)]):
-            for variable in variables:
-                with tf.device(self.context.home(self.context.worker, variable.dtype)):
-                    handle = f.input(variable.handle, tf.resource)
-                    values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype))
-                    values[-1].set_shape(variable.shape)
-        after = () if variables else writes
-        exchange.broadcast(_tag(variables), packed(values) or [tf.constant(True)], exchange.group.workers, after)
-        own = [(v, value) for v, value in zip(variables, values, strict=True) if copy_of(v.handle) in self.editor]
-        return [self._refresh(f, variable, value) for variable, value in own]
+            refreshed = self.values.send(f, exchange, group)
+        self.editor.run([*exchange.effects, *refreshed])
 
     def _receive_values(self, group: WriteGroup) -> tuple[str, ...]:
         """Updates the cached copies; makes consumers of the writes wait for the owner's signal, its last message."""
         with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, group.key, group.readers)
-            refreshed: list[tf.Operation] = []
-            for variables in self._messages(group) if self.context.computes else [[]]:
-                refreshed += self._receive_message(f, exchange, group.owner, variables)
-        self.editor.run([*exchange.effects, *map(f.name, refreshed)])
+            refreshed = self.values.receive(f, exchange, group)
+        self.editor.run([*exchange.effects, *refreshed])
         signal = exchange.effects[-1:]
         for write in group.writes:
             self.editor.replace_control(write, signal, self.editor.consumers(write))
         return tuple(signal)
-
-    def _receive_message(
-        self, f: SubgraphBuilder, exchange: Communicator, owner: int, variables: Sequence[Variable]
-    ) -> list[tf.Operation]:
-        if not variables:
-            exchange.receive(owner, _tag(variables), [tf.constant(True)])
-            return []
-        specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
-        values = unpacked(exchange.receive(owner, _tag(variables), like_packed(specs)), specs)
-        return [self._refresh(f, variable, value) for variable, value in zip(variables, values, strict=True)]
-
-    def _refresh(self, f: SubgraphBuilder, variable: Variable, value: tf.Tensor) -> tf.Operation:
-        """Assigns a received value to the cached copy of its variable once the replicas have read the copy."""
-        copy = copy_of(variable.handle)
-        with (
-            tf.device(self.context.home(self.context.worker, variable.dtype)),
-            tf.control_dependencies([f.after(sorted(self.editor.consumers(copy)))]),
-        ):
-            return tf.raw_ops.AssignVariableOp(resource=f.input(copy, tf.resource), value=value, name="refresh")
-
-    def _messages(self, group: WriteGroup) -> list[list[Variable]]:
-        """Returns the variables whose values are sent for a group of writes, by message; the last may have none.
-
-        Small values share messages of up to `PACK_BYTES`. A variable's value is sent after its last write.
-        """
-        last = set(group.writes)
-        variables = [
-            self.step.by_handle[handle] for handle, writes in self._writes_of.items()
-            if writes[-1] in last and CACHED_COPY in self.step.slices[self.step.by_handle[handle].name].copies
-        ]  # fmt: skip
-        messages: list[list[Variable]] = []
-        free = 0
-        for variable in variables:
-            size = prod(variable.shape) * variable.dtype.size
-            if size > free or not messages:
-                messages.append([])
-                free = PACK_BYTES
-            messages[-1].append(variable)
-            free -= size
-        return messages or [[]]
-
-    @cached_property
-    def _writes_of(self) -> Mapping[str, list[str]]:
-        """The writes of each owned variable in execution order, by handle."""
-        found: dict[str, list[str]] = {}
-        for name in sorted(filter(self.order.position.__contains__, self.effects), key=self.order.position.__getitem__):
-            for handle in sorted(self.effects[name].writes & self.owner.keys()):
-                found.setdefault(handle, []).append(name)
-        return found
-
-
-def _tag(variables: Sequence[Variable]) -> str:
-    """Returns the tag of a message with the values of some variables, the same in all programs that send them."""
-    return f"values/{digest(';'.join(variable.name for variable in variables))}" if variables else "done"

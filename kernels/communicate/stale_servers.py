@@ -16,10 +16,9 @@ from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.background_program import BackgroundProgram
-from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
+from autodist.kernels.communicate.buckets import PACK_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import group_writes, rank_writes
-from autodist.kernels.communicate.parameter_servers import PACK_BYTES
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.sums import reduce_to_mean

@@ -14,7 +14,7 @@ from autodist.graph.names import node_of
 from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
-from autodist.kernels.communicate import parameter_servers
+from autodist.kernels.communicate import value_messages
 from autodist.kernels.plan import CACHED_COPY
 from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
@@ -133,7 +133,7 @@ def test_a_worker_reads_no_slot_that_its_owner_alone_uses():
 
 
 def test_values_share_messages_up_to_a_size(monkeypatch):
-    monkeypatch.setattr(parameter_servers, "PACK_BYTES", 20)
+    monkeypatch.setattr(value_messages, "PACK_BYTES", 20)
     choices = Choices("mean", "adam", is_tied=True, is_frozen=False, counts_steps=True)
     captured, batches, alone = on_one_device(choices, 7, (5, 2, 4))
     strategy = plan(captured.step, 2, 1, OWNERS["one owner"], local_proxy=True)

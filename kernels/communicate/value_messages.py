@@ -1,0 +1,147 @@
+"""ValueMessages: an owner's messages with the values that it has written, for the cached copies of other workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from math import prod
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.parts import Variable
+from autodist.graph.step import ReplicatedStep
+from autodist.graph.subgraph import SubgraphBuilder
+from autodist.kernels.base import Context
+from autodist.kernels.communicate.buckets import PACK_BYTES, digest
+from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.communicate.completion_signals import WriteGroup
+from autodist.kernels.communicate.packed import like_packed, packed, unpacked
+from autodist.kernels.communicate.read_cached_copies import copy_of
+from autodist.kernels.plan import CACHED_COPY
+
+
+class ValueMessages:
+    """Sends the values that a group of writes has written, and refreshes cached copies with them.
+
+    The last message of a group is the completion signal of its writes; it may have no values.
+
+    Args:
+        step: the step, with its execution order.
+        context: the worker for which it is rewritten.
+        editor: the editor of the step.
+        owner: the owner of each owned variable, by handle.
+        performed: maps a write of the step to the node of the background program that performs it; None if the step
+            itself performs it. A step refreshes a copy once its replicas have read it.
+    """
+
+    def __init__(
+        self,
+        step: ReplicatedStep,
+        context: Context,
+        editor: GraphEditor,
+        owner: Mapping[str, int],
+        performed: Callable[[str], str] | None = None,
+    ) -> None:
+        self._step, self._context, self._editor, self._owner = step, context, editor, owner
+        self._performed = performed
+
+    def send(self, f: SubgraphBuilder, exchange: Communicator, group: WriteGroup) -> list[str]:
+        """Sends the written values to the workers that have cached copies, and the signal that all are written.
+
+        Returns:
+            The nodes that refresh this worker's own copies.
+        """
+        refreshed: list[str] = []
+        *early, last = self._messages(group)
+        for variables in early:
+            writes = [write for v in variables for write in self._writes_of[v.handle]]
+            refreshed += self._send_message(f, exchange, variables, self._nodes(writes))
+        writes = self._nodes(group.writes)
+        refreshed += self._send_message(f, exchange, last, writes)
+        exchange.broadcast("done", [tf.constant(True)], group.readers.receivers, writes)
+        return refreshed
+
+    def receive(self, f: SubgraphBuilder, exchange: Communicator, group: WriteGroup) -> list[str]:
+        """Receives the written values and the signal; returns the nodes that refresh this worker's copies."""
+        refreshed: list[str] = []
+        for variables in self._messages(group) if self._context.computes else [[]]:
+            refreshed += self._receive_message(f, exchange, group.owner, variables)
+        return refreshed
+
+    def _nodes(self, writes: Iterable[str]) -> list[str]:
+        return list(writes) if self._performed is None else [self._performed(write) for write in writes]
+
+    def _send_message(
+        self, f: SubgraphBuilder, exchange: Communicator, variables: Sequence[Variable], writes: Sequence[str]
+    ) -> list[str]:
+        """Sends the values of some variables after `writes`, a signal without any; refreshes this worker's copies."""
+        values = []
+        with tf.control_dependencies([f.after(writes)]):
+            for variable in variables:
+                with tf.device(self._context.home(self._context.worker, variable.dtype)):
+                    handle = f.input(variable.handle, tf.resource)
+                    values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype))
+                    values[-1].set_shape(variable.shape)
+        after = () if variables else writes
+        exchange.broadcast(_tag(variables), packed(values) or [tf.constant(True)], exchange.group.workers, after)
+        own = [(v, value) for v, value in zip(variables, values, strict=True) if copy_of(v.handle) in self._editor]
+        return [self._refresh(f, variable, value) for variable, value in own]
+
+    def _receive_message(
+        self, f: SubgraphBuilder, exchange: Communicator, owner: int, variables: Sequence[Variable]
+    ) -> list[str]:
+        if not variables:
+            exchange.receive(owner, _tag(variables), [tf.constant(True)])
+            return []
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+        values = unpacked(exchange.receive(owner, _tag(variables), like_packed(specs)), specs)
+        return [self._refresh(f, variable, value) for variable, value in zip(variables, values, strict=True)]
+
+    def _refresh(self, f: SubgraphBuilder, variable: Variable, value: tf.Tensor) -> str:
+        """Assigns a value to the cached copy of its variable."""
+        copy = copy_of(variable.handle)
+        readers = sorted(self._editor.consumers(copy)) if self._performed is None else []
+        with (
+            tf.device(self._context.home(self._context.worker, variable.dtype)),
+            tf.control_dependencies([f.after(readers)]),
+        ):
+            made = tf.raw_ops.AssignVariableOp(resource=f.input(copy, tf.resource), value=value, name="refresh")
+        return f.name(made)
+
+    def _messages(self, group: WriteGroup) -> list[list[Variable]]:
+        """Returns the variables whose values are sent for a group of writes, by message; the last may have none.
+
+        Small values share messages of up to `PACK_BYTES`. A variable's value is sent after its last write.
+        """
+        last = set(group.writes)
+        variables = [
+            self._step.by_handle[handle] for handle, writes in self._writes_of.items()
+            if writes[-1] in last and CACHED_COPY in self._step.slices[self._step.by_handle[handle].name].copies
+        ]  # fmt: skip
+        messages: list[list[Variable]] = []
+        free = 0
+        for variable in variables:
+            size = prod(variable.shape) * variable.dtype.size
+            if size > free or not messages:
+                messages.append([])
+                free = PACK_BYTES
+            messages[-1].append(variable)
+            free -= size
+        return messages or [[]]
+
+    @cached_property
+    def _writes_of(self) -> Mapping[str, list[str]]:
+        """The writes of each owned variable in execution order, by handle."""
+        order, effects = self._step.order, self._step.graph_index.effects
+        assert order is not None, "set by SetSyncMode"
+        found: dict[str, list[str]] = {}
+        for name in sorted(filter(order.position.__contains__, effects), key=order.position.__getitem__):
+            for handle in sorted(effects[name].writes & self._owner.keys()):
+                found.setdefault(handle, []).append(name)
+        return found
+
+
+def _tag(variables: Sequence[Variable]) -> str:
+    """Returns the tag of a message with the values of some variables, the same in all programs that send them."""
+    return f"values/{digest(';'.join(variable.name for variable in variables))}" if variables else "done"
