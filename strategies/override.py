@@ -57,7 +57,7 @@ class UseParameterServer:
             fewest bytes relative to its bandwidth.
         sync: see ServerOptions. Default: true.
         staleness: see ServerOptions. Default: 0.
-        local_proxy_variable: see ServerOptions. If sync or staleness changes, the builder's choice is not kept.
+        local_proxy_variable: see ServerOptions. If sync changes, the builder's choice is not kept.
         partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 
@@ -82,8 +82,8 @@ class UseParameterServer:
         after = replace(before, **_set_options({"asynchronous": asynchronous, "staleness": self.staleness}))
         proxy = self.local_proxy_variable
         if proxy is None:
-            is_kept = synchronizer is not None and after.synchrony == before.synchrony
-            is_new = has_proxy(is_sent_whole, not after.asynchronous, after.staleness)
+            is_kept = synchronizer is not None and after.asynchronous == before.asynchronous
+            is_new = has_proxy(is_sent_whole, not after.asynchronous)
             proxy = before.local_proxy if is_kept else is_new
         return replace(after, local_proxy=proxy)
 

@@ -70,9 +70,8 @@ class Step:
         initializers: nodes that this worker runs once, before the first step that has them. They set the initial value
             of state that kernels keep between steps, such as the residual of a compressor. The key is the same in all
             programs that share the state, so a second program does not reset it.
-        background_nodes: nodes of the background program that the owner of stale variables runs once for every step.
-        flush_targets: targets that complete once all writes requested by this worker's steps have been applied; run
-            between steps.
+        background_nodes: nodes of the background program that runs once for every step of this worker: updates of
+            stale variables, and refreshes of their cached copies.
         jit_compile: True if the script requests XLA for the complete step. If it requests XLA for parts, the names of
             their nodes show it (`autodist.graph.jit_scope`).
         is_global: True if every worker receives the same batch and keeps its share, so that each knows the total number
@@ -95,7 +94,6 @@ class Step:
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     initializers: Mapping[str, str] = field(default_factory=dict)
     background_nodes: tuple[str, ...] = ()
-    flush_targets: tuple[str, ...] = ()
     jit_compile: bool = False
     is_global: bool = False
     counts_examples: bool = False

@@ -34,9 +34,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         super().__init__(step.graph_def, step.graph_index)
         self._step = step
         self._outputs = step.outputs
-        self._targets, self._background, self._flush_targets = map(
-            dict.fromkeys, (step.targets, step.background_nodes, step.flush_targets)
-        )
+        self._targets, self._background = map(dict.fromkeys, (step.targets, step.background_nodes))
         self._initializers = dict(step.initializers)
         self._specs: dict[str, tf.TensorSpec] = {}
 
@@ -135,12 +133,8 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         self._targets.update(dict.fromkeys(names))
 
     def serve(self, names: Iterable[str]) -> None:
-        """Adds nodes to the background program, which the owner of stale variables runs once for every step."""
+        """Adds nodes to the background program, which runs once for every step of this worker."""
         self._background.update(dict.fromkeys(names))
-
-    def land(self, names: Iterable[str]) -> None:
-        """Adds flush targets: they complete once all writes requested by this worker's steps have been applied."""
-        self._flush_targets.update(dict.fromkeys(names))
 
     def initialize(self, initializers: Mapping[str, str]) -> None:
         """Adds nodes that run once, before the first step, under keys that are the same in all programs."""
@@ -155,7 +149,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         following: dict[str, tuple[str, ...]] = {}
         for old, names in reversed(list(instead.items())):
             following[old] = tuple(name for new in names for name in following.get(new, (new,)))
-        for roots in (self._targets, self._background, self._flush_targets):
+        for roots in (self._targets, self._background):
             if not following.keys().isdisjoint(roots):
                 followed = [name for root in roots for name in following.get(root, (root,))]
                 roots.clear()
@@ -164,7 +158,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
     def drop_targets(self, names: Iterable[str]) -> None:
         """Removes nodes from all targets; they still run if another node needs them."""
         for name in names:
-            for roots in (self._targets, self._background, self._flush_targets):
+            for roots in (self._targets, self._background):
                 roots.pop(name, None)
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -175,7 +169,6 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
             outputs=self._outputs,
             targets=tuple(self._targets),
             background_nodes=tuple(self._background),
-            flush_targets=tuple(self._flush_targets),
             initializers=self._initializers,
             noted=self._known(),
             **changes,

@@ -88,7 +88,6 @@ def _require_as_noted(step: Step, made: tf.Tensor) -> None:
 def _roots(step: Step) -> Iterator[tuple[str, str]]:
     yield from (("the target", name) for name in step.targets)
     yield from (("the background node", name) for name in step.background_nodes)
-    yield from (("the flush target", name) for name in step.flush_targets)
     yield from (("the initializer", name) for name in step.initializers.values())
 
 

@@ -122,11 +122,10 @@ class Run:
             self.index == 0,
             self._peers,
             self.failed_step,
-            lambda: self.guard(self.updates.wait),
+            self.flush,
             self._close_session,
             self._end_threads,
         )
-        self.flushes: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
         self.before_training: Callable[[], None] = lambda: None
         self.chief = ChiefOnly(self)
@@ -367,8 +366,8 @@ class Run:
 
     def flush(self) -> None:
         """Waits until all updates of this worker's steps are applied, which may be several steps late."""
-        for flush in self.flushes:
-            self.guard(flush)
+        if self.updates.have_begun:
+            self.guard(self.updates.wait)
 
 
 def _seconds(limit: float) -> float:

@@ -116,8 +116,6 @@ class RunSteps:
         rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
         # Guarded because the first run prepared in a session waits for all servers of the run.
         program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)
-        if program.flush is not None:
-            run.flushes.append(program.flush)
         if step.gradients and self.on_first_program is not None:
             on_first_program, self.on_first_program = self.on_first_program, None
             on_first_program()

@@ -18,7 +18,7 @@ from autodist.graph.inboxes import inboxes_of
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenSharesRequired
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, Step
-from autodist.runtime.graph_runner import GraphRunner, GraphRunners
+from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.repeated import StepTensors, can_repeat, repeated
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
@@ -37,9 +37,6 @@ class Program:
         step: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
         updates: runs background updates that a step leaves for later.
-
-    Attributes:
-        flush: waits until all updates of this worker's steps have been applied; None: the steps wait for them.
     """
 
     def __init__(self, graph_runners: GraphRunners, step: Step, inputs: Sequence[str], updates: Updates) -> None:
@@ -72,8 +69,8 @@ class Program:
         self._frees_memory = bool(step.gradients)
         self._even = step.even_parts
         self._is_global = step.is_global
-        self._update = _callable_of(graph_runner, prefix, step.background_nodes)
-        self.flush = _callable_of(graph_runner, prefix, step.flush_targets)
+        background = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.background_nodes]
+        self._update = graph_runner.callable([], background, []) if background else None
 
     def run(
         self,
@@ -109,7 +106,7 @@ class Program:
     @functools.cached_property
     def can_repeat(self) -> bool:
         """True if `repeat` may be called: several steps in one call have the same result as separate calls."""
-        runs_alone = self._update is None and self.flush is None and self._trace is None and bool(self._parts.batch)
+        runs_alone = self._update is None and self._trace is None and bool(self._parts.batch)
         return runs_alone and can_repeat(self._graph_runner.graph.as_graph_def())
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
@@ -189,14 +186,6 @@ class Program:
         outputs = run(*feeds)
         trim_heaps()
         return outputs
-
-
-def _callable_of(graph_runner: GraphRunner, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
-    if not operations:
-        return None
-    return graph_runner.callable(
-        [], [graph_runner.graph.get_operation_by_name(prefix + name) for name in operations], []
-    )
 
 
 def _worker_of(step: Step, fed: str) -> int:

@@ -1,4 +1,4 @@
-"""Background updates of a variable's owner, which run in a thread in parallel with its steps."""
+"""Background updates of stale variables and their cached copies, which run in a thread in parallel with the steps."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ class Updates:
             self._changed.wait_for(lambda: not self._pending or self._failure is not None)
             if self._failure is not None:
                 raise self._failure
+
+    @property
+    def have_begun(self) -> bool:
+        """True if an update was ever released."""
+        return self._is_started
 
     @property
     def is_idle(self) -> bool:

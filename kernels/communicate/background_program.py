@@ -1,4 +1,4 @@
-"""BackgroundProgram: the updates of stale variables, as a program of the owner that runs beside its steps."""
+"""BackgroundProgram: the updates of stale variables and of their cached copies, in a program beside the steps."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup
+from autodist.kernels.communicate.value_messages import ValueMessages
 from autodist.kernels.communicate.worker_part import Transfer, WorkerPart
 from autodist.placement.group import Group
 
@@ -29,7 +30,8 @@ class BackgroundProgram:
     """Copies the updates of this worker's variables into a background program, which shares no run with the steps.
 
     Values that an update needs of its step (a step count, a learning rate) come through a queue from the step of its
-    gradients. Values that updates of several owners share (a global norm) are sent between the owners.
+    gradients. Values that updates of several owners share (a global norm) are sent between the owners. The new values
+    are sent to the background programs of all workers, which refresh the cached copies there.
 
     Attributes:
         effects: the nodes that must run.
@@ -50,6 +52,7 @@ class BackgroundProgram:
         self._replacements: dict[str, str] = {}
         self._copies: dict[str, str] = {}
         self._capacity = 0
+        self._values = ValueMessages(step, context, editor, owner, lambda write: self._copies[write])
 
     def register(self, tensors: Mapping[str, str], effects: Iterable[str]) -> None:
         """Registers the background program's tensors for tensors of the step, and nodes that must run for them."""
@@ -80,13 +83,16 @@ class BackgroundProgram:
         self._send(part, sent)
         return pushed
 
-    def send_completion_signal(self, group: WriteGroup, capacity: int) -> None:
-        """Sends a completion signal of a group of writes to every worker, this one included."""
+    def complete(self, group: WriteGroup, capacity: int) -> None:
+        """Exchanges the written values of a group of writes and refreshes the cached copies; then signals the step."""
+        me = self.context.worker
         with subgraph(self.editor, f"background_{group.key}") as f, self._local_cpu():
             exchange = Communicator(f, self.context, group.key, group.readers, capacity)
-            done = [self._copies[w] for w in group.writes]
-            for to in sorted(group.readers.everyone):
-                exchange.send(to, "done", [tf.constant(True)], done)
+            if group.owner == me:
+                done = [*(self._copies[w] for w in group.writes), *self._values.send(f, exchange, group)]
+            else:
+                done = [*self._values.receive(f, exchange, group), *exchange.effects]
+            exchange.send(me, "done", [tf.constant(True)], done)
         self.effects += exchange.effects
 
     def _is_mine(self, handle: str) -> bool:

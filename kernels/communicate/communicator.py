@@ -111,12 +111,6 @@ class Communicator:
         with tf.device(self.context.cpu(self.me)):
             return queue.enqueue_many([tf.stack([t] * count) for t in like])
 
-    def await_messages(self, source: int, tag: str, like: Sequence[tf.Tensor], count: int) -> tf.Operation:
-        """Completes when `count` messages of worker `source` have arrived, which this worker can still receive."""
-        queue = self._queue(source, self.me, tag, like)
-        with tf.device(self.context.cpu(self.me)):
-            return queue.enqueue_many(queue.dequeue_many(count))
-
     # -- the group -------------------------------------------------------------------------------------------------
 
     def broadcast(

@@ -28,6 +28,7 @@ from autodist.kernels.sums import reduce_to_mean
 from autodist.placement.group import Group
 from autodist.placement.synchrony import SyncMode
 
+
 @dataclass(frozen=True)
 class ParameterServers(Kernel[ReplicatedStep, ReplicatedStep]):
     """Moves the update of each owned variable to its owner (Li et al., OSDI 2014), synchronously.

@@ -27,12 +27,13 @@ def copy_of(handle: str) -> str:
 class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
     """Makes replicas read a copy on their own worker, which is refreshed after the variable's update.
 
-    The value is then sent once per step, and whole: for a table, all rows. A synchronous variable is sent by its owner,
-    with the signal that the update has finished (`ParameterServers`); the owner reads the variable itself. If steps
-    may run ahead of updates, each worker fetches the value. The owner's replicas then read the cached copy too, so that
-    all replicas see the same. The update, and reads after the step's own update, still read the variable.
+    The value is then sent once per step, and whole: for a table, all rows. The owner sends it with the signal that the
+    update has finished. For a synchronous variable, the step refreshes the copy (`ParameterServers`), and the owner
+    reads the variable itself. For a stale one, a background program refreshes it at any time (`StaleServers`), so the
+    replicas of a worker share one read. For an asynchronous one, each worker fetches the value. The update, and reads
+    after the step's own update, still read the variable.
 
-        read(v) → f → g → update(v)     becomes     read(copy) → f → g → update(v) → read(v) → assign(copy)
+        read(v) → f → g → update(v)     becomes     read(copy) → f → g → update(v) → v → assign(copy)
     """
 
     name: ClassVar[str] = "read-cached-copies"
@@ -64,6 +65,7 @@ class _CachedCopies:
         self._effects = step.graph_index.effects
         local = [t for pending in step.reductions for t in pending.local]
         # Control inputs count: a loop waits in this way until its copy of a partitioned variable is refreshed.
+        self._shared_reads: dict[tuple[str, ...], str] = {}
         self._compute = self.editor.ancestors([*local, *step.outputs]) - step.stages.once
 
     def use_cached_copy(self, variable: Variable, is_read: bool) -> None:
@@ -76,8 +78,8 @@ class _CachedCopies:
         """
         handle = variable.handle
         writes = [name for name, effect in self._effects.items() if handle in effect.writes]
-        is_synchronous = self._step.synchrony_of[variable.name].mode is SyncMode.SYNCHRONOUS
-        if not (writes or (is_read and is_synchronous)):
+        is_sent = self._step.synchrony_of[variable.name].mode is not SyncMode.ASYNCHRONOUS
+        if not (writes or (is_read and is_sent)):
             return
         late = reach(writes, self.editor.consumers)
         reads = [
@@ -88,7 +90,7 @@ class _CachedCopies:
         device = self._context.home(self._context.worker, variable.dtype)
         cached_copy = add_copy(self.editor, variable, copy_of(handle), CACHED_COPY, device)
         reading = [made for name in reads for made in self._read_instead(name, variable, cached_copy)]
-        if not is_synchronous:
+        if not is_sent:
             self._refresh(variable, cached_copy, writes, reading)
 
     def _read_instead(self, name: str, variable: Variable, cached_copy: str) -> list[str]:
@@ -100,10 +102,18 @@ class _CachedCopies:
         if not readers:
             return []
         waits = [i for i in self.editor[name].input if is_control(i)]
-        read = self.editor.add(_read_node(f"autodist/cached_copy/{name}", variable, [cached_copy, *waits]))
+        read = self._read(f"autodist/cached_copy/{name}", variable, cached_copy, waits)
         self.editor.rewire(tensor(name), read, readers)
         self._drop_unread(name)
         return [read]
+
+    def _read(self, name: str, variable: Variable, cached_copy: str, waits: Sequence[str]) -> str:
+        """Adds a read of a cached copy; if the copy may change at any time, equal reads are one."""
+        inputs = (cached_copy, *waits)
+        if self._step.synchrony_of[variable.name].mode is SyncMode.STALE and inputs in self._shared_reads:
+            return self._shared_reads[inputs]
+        self._shared_reads[inputs] = self.editor.add(_read_node(name, variable, inputs))
+        return self._shared_reads[inputs]
 
     def _takes_handle(self, name: str, handle: str) -> bool:
         """Returns True if a node has the handle as an input; a v1 loop forwards it and reads an earlier copy."""

@@ -33,9 +33,12 @@ class StaleServers(Kernel[ReplicatedStep, ReplicatedStep]):
 
     A step sends its gradients to the owner and takes one token from a queue that starts with s of them. The update is
     part of no step. The owner runs it in the background, once per step, when all workers' gradients of that step have
-    arrived. It then sends every worker a token. So the gradients of one step make one update, as without staleness.
+    arrived. It then sends every worker a message, with the new values of variables that have cached copies. A
+    background program of that worker refreshes the copies and adds a token. So the gradients of one step make one
+    update, as without staleness.
 
-        g → update(v)  becomes  g → send,  token → done;   at the owner, beside it:   g0 + g1 → update(v) → tokens
+        g → update(v)  becomes  g → send,  token → done;
+        in the background, at the owner:  g0 + g1 → update(v) → v → send;    on each worker:  v → copy → token
     """
 
     name: ClassVar[str] = "stale-servers"
@@ -72,7 +75,7 @@ class _Servers:
             self.editor.run(
                 self.background.build(1 + max(synchrony.staleness for synchrony in self.kept.values()), checks)
             )
-        self._receive_completion_signals()
+        self._await_completion()
         self._drop_control_dependencies(gradient_dependent)
         self.editor.serve(self.background.effects)
         return self.results.to_step(self.reductions)
@@ -149,21 +152,20 @@ class _Servers:
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def _receive_completion_signals(self) -> None:
+    def _await_completion(self) -> None:
+        """Makes the step take a token for each group of writes, which this worker's background program adds."""
+        me = self.context.worker
         assert self.order is not None, "set by SetSyncMode"
         for group in group_writes(self.step, self.owner, rank_writes(self.order, self.owner), self.context.group):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
-            with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
+            with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(me)):
                 exchange = Communicator(f, self.context, group.key, group.readers, staleness + 2)
                 done = tf.constant(True)
-                exchange.receive(group.owner, "done", [done])
-                filled = exchange.prefill(group.owner, "done", [done], staleness)
-                flush_targets = exchange.await_messages(group.owner, "done", [done], staleness)
+                exchange.receive(me, "done", [done])
+                filled = exchange.prefill(me, "done", [done], staleness)
             self.editor.run(exchange.effects)
             self.editor.initialize({f"{group.key}/{group.owner}": f.name(filled)})
-            self.editor.land([f.name(flush_targets)])
-            if group.owner == self.context.worker:
-                self.background.send_completion_signal(group, staleness + 2)
+            self.background.complete(group, staleness + 2)
             for write in group.writes:
                 self.editor.replace_control(write, exchange.effects)
             self.editor.remove(group.writes)

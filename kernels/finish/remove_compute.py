@@ -41,7 +41,6 @@ class RemoveCompute(Kernel[ReplicatedStep, ReplicatedStep]):
             *map(node_of, step.outputs),
             *editor.targets,
             *step.background_nodes,
-            *step.flush_targets,
             *step.initializers.values(),
         ]
         redirect_control_inputs(editor, _needed(editor, roots, computed))

@@ -40,7 +40,7 @@ def test_options_reach_every_node(language_model, cluster):
         ({}, [False, True, True]),
         ({"local_proxy_variable": False}, [False] * 3),
         ({"local_proxy_variable": True}, [True] * 3),
-        ({"staleness": 1}, [False] * 3),
+        ({"staleness": 1}, [False, True, True]),
         ({"sync": False}, [False] * 3),
     ],
 )

@@ -41,6 +41,7 @@ OWNERS = {
     "three owners": {"table": 0, "kernel": 1, "gain": 2},
     "mixed": {"table": 0, "gain": 1},
 }
+STALE = [("one owner", 2), ("three owners", 1)]
 
 
 @pytest.mark.parametrize("optimizer, owners", pairs(sorted(OPTIMIZERS), OWNERS))
@@ -76,7 +77,10 @@ def test_gradients_wait_for_no_read_from_another_worker(options):
     loss = editor.ancestors(map(node_of, step.outputs))
     far = {name for name in loss if editor[name].device and task_of_device(editor[name].device) != 0}
     assert not {name for name in far if editor[name].op in ("ReadVariableOp", "ResourceGather")}
-    assert any(name.endswith("/refresh") for name in step.targets)
+    is_stale = "staleness" in options
+    assert any(name.endswith("/refresh") for name in step.targets) != is_stale
+    in_background = editor.ancestors(step.background_nodes)
+    assert any(name.rsplit("/", 1)[-1].startswith("refresh") for name in in_background) == is_stale
     assert {name for name, holder in step.holders.items() if holder.slices[0].copies} == set(OWNED)
 
 
@@ -106,20 +110,28 @@ def test_values_that_a_session_sets_reach_the_cached_copies(local_proxy):
     assert places == {(1, b"session/gain")} | proxies
 
 
-@pytest.mark.parametrize("owners", sorted(OWNERS))
+@pytest.mark.parametrize("owners, staleness", [*((owners, 0) for owners in sorted(OWNERS)), *STALE])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "global norm"])
-def test_a_training_step_names_no_other_worker(owners, optimizer):
+def test_a_training_step_names_no_other_worker(owners, staleness, optimizer):
     """Nothing but messages crosses between workers, the optimizer's slots included."""
     captured = capture(make_step(Choices("mean", optimizer, True, False, True)), *make_batches(1, [2])[0])
-    strategy = plan(captured.step, 2, 1, OWNERS[owners], servers=1, local_proxy=True)
+    strategy = plan(captured.step, 2, 1, OWNERS[owners], servers=1, local_proxy=True, staleness=staleness)
     for worker, step in enumerate(rewritten(captured, strategy)):
         assert workers_of(step) == {worker}
 
 
+def test_the_replicas_of_a_worker_share_one_read_of_a_copy_that_may_change_at_any_time():
+    captured = capture_one_weight()
+    step = rewritten(captured, plan(captured.step, 2, 2, {"weight": 1}, local_proxy=True, staleness=1))[0]
+    (copy,) = [node.name for node in step.graph_def.node if CACHED_COPY in node.attr["shared_name"].s.decode()]
+    reads = [node.name for node in step.graph_def.node if node.op == "ReadVariableOp" and copy in node.input]
+    assert len(reads) == 1
+
+
 def workers_of(step):
-    """Returns the workers on which the nodes of a run are placed."""
+    """Returns the workers on which the nodes of a step and of its background program are placed."""
     editor = GraphEditor(step.graph_def)
-    needed = editor.ancestors([*map(node_of, step.outputs), *step.targets])
+    needed = editor.ancestors([*map(node_of, step.outputs), *step.targets, *step.background_nodes])
     return {task_of_device(editor[name].device) for name in needed if editor[name].device}
 
 

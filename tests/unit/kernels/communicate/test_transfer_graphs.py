@@ -104,7 +104,10 @@ def test_queues_of_stale_variables_have_a_place_for_each_step_ahead():
     found = transfers("stale", "3x1")
     gradients = {name: most for name, most in in_flight(found).items() if "/gradient/" in name}
     assert set(gradients.values()) == {3}  # two steps ahead, and the one of the update
-    assert {queue.initial for name, queue in found.queues.items() if "/done/" in name and " at 2" in name} == {2}
+    assert {queue.initial for name, queue in found.queues.items() if "/done/2/2" in name} == {2}
+    values = {name: most for name, most in in_flight(found).items() if "/done/0/" in name and name in found.loops}
+    assert values
+    assert set(values.values()) == {3}
 
 
 # -- faults on purpose -------------------------------------------------------------------------------------------------
@@ -144,12 +147,16 @@ def inbox(found: Transfers, part: str) -> str:
     return next(name for name in found.loops if part in name)
 
 
+def prefilled(found: Transfers) -> str:
+    return next(name for name, queue in found.queues.items() if queue.initial)
+
+
 FAULTS = {
     "receive before send": ("shuffle", receiving_first, "the workers wait for each other"),
     "no place": ("shuffle", lambda t: with_queue(t, inbox(t, "/whole/"), capacity=0), "fills up"),
     "one place": ("shuffle", lambda t: with_queue(t, inbox(t, "/whole/"), capacity=1), "fills up"),
     "few places": ("stale", lambda t: with_queue(t, inbox(t, "/gradient/"), capacity=2), "fills up"),
-    "first messages": ("stale", lambda t: with_queue(t, inbox(t, "/done/"), capacity=1), "for its 2 first messages"),
+    "first messages": ("stale", lambda t: with_queue(t, prefilled(t), capacity=1), "for its 2 first messages"),
     "no receive": ("ps", lambda t: without(t, "worker 1", first(t, "worker 1", "takes").name), "0 are received"),
     "no send": ("sharded", lambda t: without(t, "worker 0", first(t, "worker 0", "puts").name), "0 messages are sent"),
     "other tag": ("shuffle", with_other_tag, "0 messages are sent in a round, 1 are received"),
