@@ -51,6 +51,7 @@ from autodist.reading.data_sets import elementwise
 from autodist.reading.file_sharding import NO_FILES_SHARDED
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
+from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.resolve_config import resolve
 from autodist.runs.restarts import earlier_starts, restart
@@ -505,15 +506,18 @@ class AutoDist:
         Args:
             chosen: the argument `strategy`.
         """
-        spec = self._planned_spec
+        spec, dry_run, recorder = self._planned_spec, active_dry_run(), self._run.recorder
+        overrides = CliOverrides.of_this_process() if dry_run is None else dry_run.overrides
         if is_distribution(chosen):
             strategy = None
         elif chosen is not None:
             strategy = "the argument `strategy` of AutoDist(…)"
         else:
             strategy = None if spec.strategy is None else str(spec.strategy.place("builder") or spec.strategy.builder)
-        run = RunSettings(spec.places, spec.file or "AutoDist(…)", len(spec.workers), spec.batch, strategy)
-        check_early_meshes(run)
+        machines = overrides.machines or spec.file or "AutoDist(…)"
+        run = RunSettings(spec.places, machines, len(spec.workers), spec.batch, strategy)
+        if recorder is None or not recorder.is_reference:  # which has one device, whatever the script says
+            check_early_meshes(run)
         set_run(run)
         if is_distribution(chosen):
             check_distribution(chosen)

@@ -68,6 +68,12 @@ class CliOverrides:
         """True if the command sets machines or a strategy."""
         return replace(self, traceback=False) != CliOverrides()
 
+    @property
+    def machines(self) -> str | None:
+        """The options that set the machines, for messages; None: no option does."""
+        options = {"--cluster": self.cluster, "--workers": self.workers, "--replicas": self.replicas}
+        return " ".join(f"{name} {value}" for name, value in options.items() if value is not None) or None
+
     def environment(self) -> dict[str, str]:
         """Returns the environment variables that pass these options to another process."""
         return {VARIABLE: json.dumps(asdict(self))}

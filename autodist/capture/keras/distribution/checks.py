@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -13,10 +13,10 @@ import keras
 import tensorflow as tf
 from keras.src.distribution.distribution_lib import Distribution  # the base class, which Keras does not export
 
-from autodist.capture.keras.distribution.layouts import layouts_of
+from autodist.capture.keras.distribution.layouts import describe_missing, layouts_of
 from autodist.capture.keras.distribution.meshes import describe_mesh
 from autodist.capture.keras.distribution.run_settings import current_run
-from autodist.capture.keras.distribution.variables import REMOVE, made_under
+from autodist.capture.keras.distribution.variables import REMOVE, KerasVariable, made_under
 from autodist.capture.training_hooks import is_distributing
 from autodist.errors import StrategyError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
@@ -35,7 +35,7 @@ def is_distribution(value: Any) -> bool:
     return isinstance(value, Distribution | keras.distribution.LayoutMap)
 
 
-def check_distribution(distribution: Any, variables: Iterable[Any] = (), slots: Iterable[Any] = ()) -> None:
+def check_distribution(distribution: Any, variables: Collection[Any] = (), slots: Iterable[Any] = ()) -> None:
     """Accepts None and `DataParallel`, which trains as AutoDist does, with the replicas in place of its devices.
 
     Args:
@@ -57,9 +57,10 @@ def check_distribution(distribution: Any, variables: Iterable[Any] = (), slots: 
     if type(distribution) in _SHARDING:
         with _noting_support(name):
             _require_one_strategy(name, distribution)
-            layouts = layouts_of(distribution, current_run(), variables, slots)
+            described = [KerasVariable.of(variable) for variable in variables]
+            layouts = layouts_of(distribution, current_run(), described, [slot.path for slot in slots])
             _require_made_under(distribution, variables)
-        for message in layouts.unmatched:
+        for message in describe_missing(layouts, described):
             log.warning("%s", message, extra=ALIKE_EVERYWHERE)
     raise StrategyError(
         f"{name} is set, and AutoDist does not support it yet: Keras ignores it on TensorFlow, so every replica would "
@@ -73,7 +74,7 @@ def has_distribution() -> bool:
     return keras.distribution.distribution() is not None
 
 
-def check_current_distribution(variables: Iterable[Any] = (), slots: Iterable[Any] = ()) -> None:
+def check_current_distribution(variables: Collection[Any] = (), slots: Iterable[Any] = ()) -> None:
     """Checks the current distribution, as `check_distribution` does."""
     check_distribution(keras.distribution.distribution(), variables, slots)
 
@@ -124,7 +125,7 @@ def is_in_distributed_graph() -> bool:
 
 def _require_made_under(distribution: Any, variables: Iterable[Any]) -> None:
     for variable in variables:
-        if made_under(variable) is not distribution:
+        if made_under(variable._value) is not distribution:
             raise StrategyError(
                 f"The variable {variable.path} was made before keras.distribution's {type(distribution).__name__} was "
                 f"set: {describe_mesh(distribution.device_mesh)}. Set the distribution before the model is built, so "

@@ -6,17 +6,21 @@ A layout that the script writes is closed: propagation adds no axes to it. A var
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
 from autodist.capture.keras.distribution.meshes import describe_mesh, mesh_of
 from autodist.capture.keras.distribution.run_settings import RunSettings
+from autodist.capture.keras.distribution.variables import KerasVariable, keras_variable
 from autodist.errors import StrategyError
 from autodist.logs.formatting import capitalised, counted, did_you_mean, listed, readable_shape, some_of
-from autodist.sharding import WHOLE, Constraint, Dim, Mesh, Origin, Sharding
+from autodist.sharding import WHOLE, Annotations, Constraint, Dim, Mesh, Origin, Sharding
+
+_MESH = "mesh"
+"""The name of the mesh in the shardings."""
 
 _OF_OUTPUT = "/output"
 """End of the keys for the outputs of layers, which Keras looks up as the path of the layer with this suffix."""
@@ -31,18 +35,42 @@ class Layouts:
         batch_axis: the axis of the mesh over which the examples of a batch are divided.
         variables: by path of the variable; variables without a layout are left out, and open.
         outputs: by key of the LayoutMap, those of the outputs of layers.
-        unmatched: messages on the keys that match no variable and no output.
+        missing: by key, the shardings for variables that do not exist.
     """
 
     mesh: Mesh
     batch_axis: str
     variables: Mapping[str, Constraint]
     outputs: Mapping[str, Constraint]
-    unmatched: tuple[str, ...] = ()
+    missing: Mapping[str, Constraint] = field(default_factory=dict)
+
+
+def annotations_of(distribution: Any, run: RunSettings | None, sources: Mapping[str, Any]) -> Annotations:
+    """Returns the shardings that a distribution requests for the variables of a captured step.
+
+    Args:
+        distribution: a `ModelParallel` or a `LayoutMap`.
+        run: the settings of the run.
+        sources: the `tf.Variable`s of the step, by their names in the step. Those that Keras has not made are open.
+
+    Raises:
+        StrategyError: as for `layouts_of`.
+    """
+    described = {name: one for name, source in sources.items() if (one := keras_variable(source)) is not None}
+    layouts = layouts_of(distribution, run, described.values())
+    variables = {name: layouts.variables[one.path] for name, one in described.items() if one.path in layouts.variables}
+    device_mesh = _map_of(distribution).device_mesh
+    return Annotations(
+        {_MESH: layouts.mesh}, variables, mesh_origins={_MESH: Origin(describe_mesh(device_mesh))},
+        missing=layouts.missing,
+    )  # fmt: skip
 
 
 def layouts_of(
-    distribution: Any, run: RunSettings | None = None, variables: Iterable[Any] = (), slots: Iterable[Any] = ()
+    distribution: Any,
+    run: RunSettings | None = None,
+    variables: Iterable[KerasVariable] = (),
+    slots: Iterable[str] = (),
 ) -> Layouts:
     """Returns the shardings that a `ModelParallel` or a `LayoutMap` requests.
 
@@ -50,14 +78,14 @@ def layouts_of(
         distribution: the distribution. The examples of a LayoutMap's batches are divided over its first axis.
         run: the settings of the run; None: the places of the mesh are not checked.
         variables: the Keras variables of a step; none: keys that match nothing are not listed.
-        slots: the variables of its optimizers, which are sharded as the variables that they belong to.
+        slots: the paths of the variables of its optimizers, which are sharded as the variables that they belong to.
 
     Raises:
         StrategyError: a mesh, a key or a layout is not possible; the message names its place.
     """
     variables = [*variables]
     paths = [variable.path for variable in variables]
-    layout_map = distribution if isinstance(distribution, keras.distribution.LayoutMap) else distribution._layout_map
+    layout_map = _map_of(distribution)
     translation = _Translation(layout_map, run)
     found = {variable.path: translation.of_variable(variable) for variable in variables}
     used = {key for key in layout_map if any(re.fullmatch(key, path) for path in paths)}
@@ -71,8 +99,17 @@ def layouts_of(
         translation.batch_axis(distribution),
         {path: constraint for path, constraint in found.items() if constraint is not None},
         outputs,
-        tuple(_unmatched(key, paths) for key in idle),
+        {key: translation.of_key(key) for key in idle},
     )
+
+
+def describe_missing(layouts: Layouts, variables: Iterable[KerasVariable]) -> Iterator[str]:
+    """Yields a message for each key that matches no variable, with the prefix that it may lack."""
+    paths = [variable.path for variable in variables]
+    for key, constraint in layouts.missing.items():
+        behind = next((path for path in paths if re.fullmatch(f".*/(?:{key})", path)), None)
+        hint = f" The path {behind} begins with the name of the model: write '.*/{key}'." if behind else ""
+        yield f"{capitalised(str(constraint.origin))} matches no variable.{hint}"
 
 
 def key_of(layout_map: Iterable[str], path: str) -> str | None:
@@ -113,11 +150,10 @@ class _Translation:
             raise StrategyError(f"batch_dim_name of {type(distribution).__name__} is {self._unknown(name)}")
         return str(name)
 
-    def of_variable(self, variable: Any) -> Constraint | None:
+    def of_variable(self, variable: KerasVariable) -> Constraint | None:
         """Returns the sharding of a variable; None if it has no layout."""
-        own = getattr(variable, "_layout", None)
-        if own is not None:
-            return self._constraint(own, f"the layout of the variable {variable.path}", variable)
+        if variable.layout is not None:
+            return self._constraint(variable.layout, f"the layout of the variable {variable.path}", variable)
         key = key_of(self._layout_map, variable.path)
         return None if key is None else self._constraint(self._layout_map[key], _origin(key), variable)
 
@@ -125,7 +161,7 @@ class _Translation:
         """Returns the sharding of a key, with the dimensions that its layout names."""
         return self._constraint(self._layout_map[key], _origin(key))
 
-    def _constraint(self, layout: Any, origin: str, variable: Any = None) -> Constraint:
+    def _constraint(self, layout: Any, origin: str, variable: KerasVariable | None = None) -> Constraint:
         if not isinstance(layout, keras.distribution.TensorLayout):
             kind = type(layout).__name__
             raise StrategyError(f"{capitalised(origin)} is a {kind}; use a tuple of axes, or a TensorLayout of Keras.")
@@ -133,14 +169,14 @@ class _Translation:
         axes = layout.axes
         self._require_axes(axes, origin)
         rank = len(axes) if variable is None else len(variable.shape)
-        if len(axes) > rank:
+        if variable is not None and len(axes) > rank:
             raise StrategyError(
                 f"{capitalised(origin)}, {axes}, has {counted(len(axes), 'dimension')}, and the variable "
-                f"{variable.path} has {rank} (shape {readable_shape([*variable.shape])}). Shorten the layout, or "
+                f"{variable.path} has {rank} (shape {readable_shape(variable.shape)}). Shorten the layout, or "
                 "change the key."
             )
         dims = [WHOLE if axis is None else Dim((axis,)) for axis in axes]
-        return Constraint(Sharding((*dims, *[WHOLE] * (rank - len(dims)))), Origin(origin))
+        return Constraint(Sharding((*dims, *[WHOLE] * (rank - len(dims))), mesh=_MESH), Origin(origin))
 
     def _require_axes(self, axes: Sequence[Any], origin: str) -> None:
         for axis in (axis for axis in axes if axis is not None):
@@ -169,6 +205,12 @@ class _Translation:
         )
 
 
+def _map_of(distribution: Any) -> Any:
+    """Returns the LayoutMap of a distribution."""
+    is_map = isinstance(distribution, keras.distribution.LayoutMap)
+    return distribution if is_map else distribution._layout_map
+
+
 def _origin(key: str) -> str:
     return f"the layout-map key {key!r}"
 
@@ -180,16 +222,10 @@ def _require_pattern(key: str) -> None:
         raise StrategyError(f"{capitalised(_origin(key))} is no regular expression: {error}. Correct it.") from error
 
 
-def _require_no_slot(key: str, slots: Iterable[Any]) -> None:
-    matching = [slot.path for slot in slots if re.fullmatch(key, slot.path)]
+def _require_no_slot(key: str, slots: Iterable[str]) -> None:
+    matching = [path for path in slots if re.fullmatch(key, path)]
     if matching:
         raise StrategyError(
             f"{capitalised(_origin(key))} matches slots of an optimizer alone: {some_of(matching)}. Slots are sharded "
             "as the variables that they belong to; remove the key, or name the variables."
         )
-
-
-def _unmatched(key: str, paths: Iterable[str]) -> str:
-    behind = next((path for path in paths if re.fullmatch(f".*/(?:{key})", path)), None)
-    hint = f" The path {behind} begins with the name of the model: write '.*/{key}'." if behind else ""
-    return f"{capitalised(_origin(key))} matches no variable.{hint}"

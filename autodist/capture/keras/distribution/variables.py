@@ -1,17 +1,37 @@
-"""Notes on Keras variables that are made under a distribution that shards them, or with a layout of their own."""
+"""Notes on the variables of Keras: their paths and layouts, and the distributions under which they are made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 # Not from `keras`, which is not complete yet when this module is imported.
 from keras.src.distribution.distribution_lib import DataParallel, distribution
 
 from autodist.errors import StrategyError
 
-_NOTE = "_autodist_made_under"
-"""Attribute of a `tf.Variable`: the path of the Keras variable, and the distribution that shards it, if any."""
+_NOTE = "_autodist_keras_variable"
+"""Attribute of a `tf.Variable` of Keras: its path, its layout, and the distribution under which it was made."""
+
+
+class KerasVariable(NamedTuple):
+    """A variable of Keras, as keys and layouts of a script refer to it.
+
+    Attributes:
+        path: its path, which TensorFlow's name may differ from.
+        shape: its shape.
+        layout: its own `TensorLayout`; None: it has none.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    layout: Any = None
+
+    @classmethod
+    def of(cls, variable: Any) -> KerasVariable:
+        """Returns the description of a `keras.Variable`."""
+        return cls(variable.path, tuple(variable.shape.as_list()), variable._layout)
+
 
 REMOVE = (
     "Remove it (keras.distribution.set_distribution(None), no `with distribution.scope():`, no `strategy=`), or use "
@@ -24,14 +44,18 @@ def make_variable(plain: Callable[..., None], variable: Any, value: Any) -> None
     plain(variable, value)
     current = distribution()
     shards = current is not None and type(current) is not DataParallel
-    if shards or _divides(variable._layout):
-        setattr(variable._value, _NOTE, (variable.path, current if shards else None))
+    setattr(variable._value, _NOTE, (variable.path, variable._layout, current if shards else None))
+
+
+def keras_variable(variable: Any) -> KerasVariable | None:
+    """Returns the description of the Keras variable that a `tf.Variable` belongs to; None: it belongs to none."""
+    path, layout, _ = getattr(variable, _NOTE, (None, None, None))
+    return None if path is None else KerasVariable(path, tuple(variable.shape.as_list()), layout)
 
 
 def made_under(variable: Any) -> Any:
-    """Returns the distribution, other than `DataParallel`, under which a Keras variable was made; None: none."""
-    _, distribution = getattr(variable._value, _NOTE, (None, None))
-    return distribution
+    """Returns the distribution, other than `DataParallel`, under which a `tf.Variable` of Keras was made, if any."""
+    return getattr(variable, _NOTE, (None, None, None))[2]
 
 
 def require_unsharded(variables: Iterable[Any]) -> None:
@@ -43,17 +67,18 @@ def require_unsharded(variables: Iterable[Any]) -> None:
     Raises:
         StrategyError: one was made under a distribution that shards it, or with a layout of its own.
     """
-    for path, sharded_by in filter(None, (getattr(variable, _NOTE, None) for variable in variables)):
-        if sharded_by is None:
+    for path, layout, sharded_by in (getattr(variable, _NOTE, (None, None, None)) for variable in variables):
+        if sharded_by is not None:
+            raise StrategyError(
+                f"The variable {path} was made while keras.distribution's {type(sharded_by).__name__} was set, and "
+                f"AutoDist does not support it yet: every replica would hold and compute the whole model. {REMOVE}, "
+                "before the model is built."
+            )
+        if _divides(layout):
             raise StrategyError(
                 f"The variable {path} is made with a layout, keras.Variable(…, layout=…), and AutoDist does not "
                 "support layouts yet: every replica would hold all of it. Remove the layout."
             )
-        raise StrategyError(
-            f"The variable {path} was made while keras.distribution's {type(sharded_by).__name__} was set, and "
-            f"AutoDist does not support it yet: every replica would hold and compute the whole model. {REMOVE}, "
-            "before the model is built."
-        )
 
 
 def _divides(layout: Any) -> bool:

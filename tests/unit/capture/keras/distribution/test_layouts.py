@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
+import keras
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from keras.distribution import DeviceMesh, LayoutMap, ModelParallel, TensorLayout
 
-from autodist.capture.keras.distribution.layouts import key_of, layouts_of
+from autodist.capture.keras.distribution.layouts import annotations_of, describe_missing, key_of, layouts_of
 from autodist.capture.keras.distribution.run_settings import RunSettings
+from autodist.capture.keras.distribution.variables import KerasVariable
 from autodist.errors import StrategyError
-from autodist.sharding import Mesh
+from autodist.sharding import Mesh, lines_of
 
 FOUR = RunSettings(("cpu:0", "cpu:1", "cpu:2", "cpu:3"), "cluster.yml")
 LINE = r"\(test_layouts.py:\d+\)"
 
 
-def variable(path: str, *shape: int, layout: Any = None) -> Any:
-    return SimpleNamespace(path=path, shape=shape, _layout=layout)
+def variable(path: str, *shape: int, layout: Any = None) -> KerasVariable:
+    return KerasVariable(path, shape, layout)
 
 
 def layout_map(mesh: DeviceMesh | None = None, **layouts: Any) -> LayoutMap:
@@ -71,14 +73,14 @@ def test_a_layout_of_the_variable_itself_comes_before_the_keys() -> None:
     layouts = layout_map(**{".*kernel": ("model", None)})
     own = variable("dense/kernel", 6, 4, layout=TensorLayout((None, "model"), layouts.device_mesh))
     assert of(layouts, own) == {"dense/kernel": "[–, model] by the layout of the variable dense/kernel"}
-    assert layouts_of(layouts, FOUR, [own]).unmatched == ()
+    assert layouts_of(layouts, FOUR, [own]).missing == {}
 
 
 def test_keys_of_outputs_are_apart_and_are_not_reported() -> None:
     layouts = layout_map(**{".*/output": ("batch", None, "model"), "dense/kernel": (None, "model")})
     found = layouts_of(layouts, FOUR, [variable("dense/kernel", 6, 4)])
     assert {key: str(one.sharding) for key, one in found.outputs.items()} == {".*/output": "[batch, –, model]"}
-    assert found.unmatched == ()
+    assert found.missing == {}
 
 
 @given(
@@ -99,17 +101,43 @@ def test_a_key_is_found_as_keras_finds_it(keys: list[str], path: str) -> None:
 
 def test_a_key_that_matches_nothing_is_reported_with_the_path_that_begins_with_the_models_name() -> None:
     layouts = layout_map(**{"dense/kernel": (None, "model"), "other": ("model",)})
-    found = layouts_of(layouts, FOUR, [variable("sequential/dense/kernel", 6, 4)])
+    variables = [variable("sequential/dense/kernel", 6, 4)]
+    found = layouts_of(layouts, FOUR, variables)
     assert found.variables == {}
-    assert found.unmatched == (
+    assert {key: str(one.sharding) for key, one in found.missing.items()} == {
+        "dense/kernel": "[–, model]",
+        "other": "[model]",
+    }
+    assert [*describe_missing(found, variables)] == [
         "The layout-map key 'dense/kernel' matches no variable. The path sequential/dense/kernel begins with the name "
         "of the model: write '.*/dense/kernel'.",
         "The layout-map key 'other' matches no variable.",
-    )
+    ]
+
+
+def test_the_annotations_of_a_step_name_its_variables_as_tensorflow_does() -> None:
+    layouts = layout_map(**{"dense.*/kernel": (None, "model"), "absent": ("model",)})
+    layers = [keras.layers.Dense(4, name="dense") for _ in range(2)]
+    for layer in layers:
+        layer.build((None, 6))
+    own = tf.Variable(1.0, name="own")
+    sources = {"first": layers[0].kernel.value, "second": layers[1].kernel.value, "own": own}
+    found = annotations_of(layouts, FOUR, sources)
+    assert found.meshes == {"mesh": Mesh.of({"batch": 2, "model": 2})}
+    assert re.fullmatch(r"the DeviceMesh {batch: 2, model: 2} \(test_layouts.py:\d+\)", str(found.mesh_origins["mesh"]))
+    assert [*lines_of(found)][1:] == [
+        "variable first: [–, model] (the layout-map key 'dense.*/kernel')",
+        "variable second: [–, model] (the layout-map key 'dense.*/kernel')",
+        "missing absent: [model] (the layout-map key 'absent')",
+    ]
 
 
 KERNEL, BIAS = variable("dense/kernel", 6, 4), variable("dense/bias", 4)
-OTHER = DeviceMesh((4, 1), ["batch", "model"])
+
+
+def other() -> DeviceMesh:
+    return DeviceMesh((4, 1), ["batch", "model"])
+
 
 FAULTS: dict[str, tuple[Any, str]] = {
     "two keys": (
@@ -136,16 +164,16 @@ FAULTS: dict[str, tuple[Any, str]] = {
         r"batch_dim_name of ModelParallel is 'data', and the DeviceMesh .* has no such axis",
     ),
     "two meshes": (
-        lambda: of(layout_map(kernel=TensorLayout(("batch", None), OTHER))),
+        lambda: of(layout_map(kernel=TensorLayout(("batch", None), other()))),
         rf"The layout-map key 'kernel' has a mesh of its own, the DeviceMesh {{batch: 4, model: 1}} {LINE}. "
         rf"The LayoutMap has the DeviceMesh {{batch: 2, model: 2}} {LINE}",
     ),
     "two meshes, by a variable": (
-        lambda: of(layout_map(), variable("dense/bias", 4, layout=TensorLayout(("batch",), OTHER))),
+        lambda: of(layout_map(), variable("dense/bias", 4, layout=TensorLayout(("batch",), other()))),
         "The layout of the variable dense/bias has a mesh of its own",
     ),
     "slots alone": (
-        lambda: of(layout_map(**{".*momentum": ("model", None)}), KERNEL, slots=[variable("sgd/kernel_momentum", 6)]),
+        lambda: of(layout_map(**{".*momentum": ("model", None)}), KERNEL, slots=["sgd/kernel_momentum"]),
         r"The layout-map key '\.\*momentum' matches slots of an optimizer alone: sgd/kernel_momentum",
     ),
     "a key that is no pattern": (
@@ -186,4 +214,4 @@ def test_the_layout_maps_of_keras_hub_cut_kernels_over_both_axes() -> None:
     attention, gate = "transformer_layer_0/self_attention/query/kernel", "transformer_layer_0/feedforward_gate_dense"
     found = layouts_of(layouts, FOUR, [variable(attention, 8, 2, 4), variable(f"{gate}/kernel", 8, 16)])
     assert [str(one.sharding) for one in found.variables.values()] == ["[model, batch, –]", "[batch, model]"]
-    assert len(found.unmatched) == 1 and re.search("token_embedding/embeddings", found.unmatched[0])
+    assert [*found.missing] == ["token_embedding/embeddings"]
