@@ -207,6 +207,7 @@ class AutoDist:
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
         set_default_seed(self._run.seed)
+        set_run(self._settings)  # again: the script may have created another AutoDist
         install_hooks()  # again: the script may have imported tf_keras since the last call
         try:
             with (
@@ -515,10 +516,10 @@ class AutoDist:
         else:
             strategy = None if spec.strategy is None else str(spec.strategy.place("builder") or spec.strategy.builder)
         machines = overrides.machines or spec.file or "AutoDist(…)"
-        run = RunSettings(spec.places, machines, len(spec.workers), spec.batch, strategy)
+        self._settings = RunSettings(spec.places, machines, len(spec.workers), spec.batch, strategy)
         if recorder is None or not recorder.is_reference:  # which has one device, whatever the script says
-            check_early_meshes(run)
-        set_run(run)
+            check_early_meshes(self._settings)
+        set_run(self._settings)
         if is_distribution(chosen):
             check_distribution(chosen)
 

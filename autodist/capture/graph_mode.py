@@ -19,6 +19,7 @@ from autodist.capture.assemble import (
 )
 from autodist.capture.gradients import RecordedGradientCall, tensors_of
 from autodist.capture.in_step_all_reduces import RecordedAllReduce
+from autodist.capture.keras.distribution.variables import require_unsharded
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor, NodeDef
@@ -71,6 +72,7 @@ class CapturedGraph:
 
         Raises:
             CaptureError: gradients were computed in several graphs, or replicas cannot share a variable.
+            StrategyError: a variable of Keras has a layout.
         """
         calls = tuple(calls)
         if any(c.graph is not graph for c in calls):
@@ -79,6 +81,7 @@ class CapturedGraph:
                 "each graph."
             )
         found = find_variables(graph)
+        require_unsharded(one.source for one in found)
         return cls(graph, calls, describe_variables(found), tuple(sums), order or {})
 
     def require_same_training(self, calls: Sequence[RecordedGradientCall]) -> None:

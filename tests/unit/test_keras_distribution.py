@@ -216,3 +216,35 @@ def test_keras_lists_the_places_of_the_run() -> None:
     assert keras.distribution.list_devices() == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
     assert keras.distribution.list_devices("GPU") == []
     assert keras.distribution.get_device_count() == keras.distribution.get_device_count("cpu") == 4
+
+
+def test_keras_lists_the_places_of_the_scope_that_was_opened_last() -> None:
+    two, three = autodist(2), autodist(3)
+    assert len(keras.distribution.list_devices()) == 3
+    with two.scope():
+        assert keras.distribution.list_devices() == ["cpu:0", "cpu:1"]
+        assert DeviceMesh((1, 2), ["batch", "model"]).devices.tolist() == [["cpu:0", "cpu:1"]]
+    with three.scope():
+        assert len(keras.distribution.list_devices()) == 3
+
+
+def test_a_layout_of_a_variable_is_refused_in_a_step_and_a_session() -> None:
+    layout = keras.distribution.TensorLayout(("model",), DeviceMesh((2,), ["model"]))
+    ad = autodist()
+    with ad.scope():
+        own = keras.Variable(np.ones(6), layout=layout, name="own")
+
+        @ad.function
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(x @ own.value[:, None])
+            own.assign(own - tape.gradient(loss, own.value))
+
+        with pytest.raises(StrategyError, match="The variable own is made with a layout"):
+            step(X)
+    with tf.Graph().as_default(), ad.scope():
+        weight = keras.Variable(np.ones(6), layout=layout, name="weight").value
+        loss = tf.reduce_mean(tf.compat.v1.placeholder(tf.float64, [None, 6]) @ weight[:, None])
+        tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[weight])
+        with pytest.raises(StrategyError, match="The variable weight is made with a layout"):
+            ad.create_distributed_session()

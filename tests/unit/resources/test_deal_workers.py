@@ -55,3 +55,15 @@ def test_workers_and_replicas_are_numbered_in_order(shapes: list[tuple[int, int]
     assert [worker.port for worker in workers] == [15000 + p for i in [chief, *others] for p in range(shapes[i][0])]
     assert all(worker.devices == tuple(f"cpu:{p}" for p in range(len(worker.devices))) for worker in workers)
     assert len({worker.name for worker in workers}) == len(workers)
+
+
+def test_places_are_numbered_by_kind_over_all_machines() -> None:
+    nodes = [
+        {"address": "a", "gpus": [1, 3], "chief": True, "port": 15000},
+        {"address": "b", "cpus": [0, 1, 2, 3], "workers": 2, "port": 15000},
+        {"address": "c", "gpus": [0], "port": 15000},
+        {"address": "d", "cpus": [], "port": 15000},
+    ]
+    spec = ResourceSpec.from_dict({"nodes": nodes})
+    assert spec.places == ("gpu:0", "gpu:1", "cpu:0", "cpu:1", "cpu:2", "cpu:3", "gpu:2")
+    assert spec.with_micro_batches(4).places == spec.places

@@ -29,6 +29,12 @@ def test_the_display_of_errors_needs_no_machines() -> None:
     assert CliOverrides(workers=2, traceback=True).is_set
 
 
+def test_the_options_that_set_the_machines_are_named_for_messages() -> None:
+    assert CliOverrides(strategy="PS", traceback=True).machines is None
+    assert CliOverrides(workers=2, replicas=3).machines == "--workers 2 --replicas 3"
+    assert CliOverrides(cluster="two.yml").machines == "--cluster two.yml"
+
+
 def test_a_process_finds_what_was_asked_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = CliOverrides(workers=2, replicas=3, strategy="Parallax")
     for name, value in asked.environment().items():

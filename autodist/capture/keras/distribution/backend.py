@@ -83,12 +83,12 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
 
     if not is_in_distributed_graph():
         return tensor
-    line = line_of_script()
+    line, kind = line_of_script(), type(tensor).__name__
+    described = f"the tensor {tensor.name}" if hasattr(tensor, "name") else f"an output that is a {kind}"
     raise StrategyError(
         f"keras.distribution.distribute_tensor{f' ({line})' if line else ''} requests the layout "
-        f"{getattr(layout, 'axes', layout)} for the tensor {getattr(tensor, 'name', tensor)} of a distributed step, "
-        "and AutoDist does not support layouts of tensors yet. Remove the call, or the key of the LayoutMap that ends "
-        "in /output."
+        f"{getattr(layout, 'axes', layout)} for {described} of a distributed step, and AutoDist does not support "
+        "layouts of tensors yet. Remove the call, or the key of the LayoutMap that ends in /output."
     )
 
 

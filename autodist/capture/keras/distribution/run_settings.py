@@ -28,10 +28,10 @@ _current: list[RunSettings] = []
 
 
 def current_run() -> RunSettings | None:
-    """Returns the settings of the AutoDist that the script has created last; None before the first."""
+    """Returns the settings of the AutoDist whose scope was opened or which was created last; None before the first."""
     return _current[-1] if _current else None
 
 
 def set_run(run: RunSettings) -> None:
-    """Sets the settings of the AutoDist that the script creates."""
+    """Sets the settings of the AutoDist that the script creates or whose scope it opens."""
     _current[:] = [run]
