@@ -17,10 +17,11 @@ from autodist.graph.origins import origins_in
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import CapturedStep, Step
 from autodist.kernels.plan import Plan
-from autodist.placement.group import Group, worker_count
+from autodist.placement.group import Group, Place, worker_count
 from autodist.placement.placement import Placement
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import Subgroups
+from autodist.sharding import Mesh
+from autodist.synchronizers import Subgroups, mesh_of
 
 
 class Fetching(enum.Enum):
@@ -62,9 +63,24 @@ class Context:
         """True if all workers fetch the same outputs, so that outputs are reduced over all workers."""
         return self.fetching is Fetching.BY_ALL
 
-    @property
+    @functools.cached_property
     def replicas(self) -> Sequence[strategy_pb2.Replica]:
-        return self.strategy.graph_config.replicas
+        """The replicas among which this worker's batch is divided; on a mesh, those of its row along the data axis."""
+        if not self.strategy.HasField("mesh"):
+            return self.strategy.graph_config.replicas
+        return [self.strategy.mesh.places[place] for place in self.mesh_row]
+
+    @functools.cached_property
+    def mesh(self) -> Mesh | None:
+        """The mesh over which tensors are divided; None if they are not."""
+        return mesh_of(self.strategy) if self.strategy.HasField("mesh") else None
+
+    @functools.cached_property
+    def mesh_row(self) -> tuple[int, ...]:
+        """The places of the mesh that compute on the same slices as this worker, in the order of the data axis."""
+        assert self.mesh is not None, "only a mesh has rows"
+        own = next(k for k, place in enumerate(self.strategy.mesh.places) if place.worker == self.worker)
+        return self.mesh.row(own, [self.strategy.mesh.data] if self.strategy.mesh.data else [])
 
     @property
     def places(self) -> int:
@@ -78,7 +94,12 @@ class Context:
 
     @functools.cached_property
     def group(self) -> Group:
-        """The group of all replicas. Workers without replicas only own variables."""
+        """The group of all replicas. Workers without replicas only own variables.
+
+        On a mesh, it is the group of those that compute on the same slices.
+        """
+        if self.mesh is not None:
+            return Group(tuple(Place(place.worker, place.device) for place in self.replicas))
         return Group.of_run(self.strategy.graph_config)
 
     def subgroups(self, pending: PendingReduction) -> Subgroups | None:
@@ -116,7 +137,7 @@ class Context:
     @property
     def single_replica(self) -> bool:
         """True if there is a single replica and no other worker, so that nothing is reduced."""
-        return len(self.replicas) == 1 and self.workers == 1
+        return self.group.size == 1 and not self.group.receivers
 
     @property
     def has_one_kind_of_processor(self) -> bool:

@@ -50,6 +50,8 @@ from autodist.kernels.rows.choose_row_joins import ChooseRowJoins
 from autodist.kernels.rows.merge_rows import MergeRows
 from autodist.kernels.rows.report_table_writes import ReportTableWrites
 from autodist.kernels.rows.rewrite_rows import RewriteRows
+from autodist.kernels.shard.lower import LowerReshards
+from autodist.kernels.shard.partition import ShardTensors
 
 log = logging.getLogger("autodist")
 
@@ -67,12 +69,14 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     ReportTableWrites(),
     ChooseRowJoins(),
     AssignOwners(),
+    ShardTensors(),
     PartitionVariables(),
     AddRowsInOrder(),
     AdvanceGenerators(),
     AssignStages(),
     Replicate(),
     PlaceStages(),
+    LowerReshards(),
     SetSyncMode(),
     ReadCachedCopies(),
     MergeRows(),

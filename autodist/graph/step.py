@@ -23,7 +23,7 @@ from autodist.layout import Propagation
 from autodist.placement.holder import Holder, Slice
 from autodist.placement.partitioning import Partitioning
 from autodist.placement.synchrony import Synchrony
-from autodist.sharding import Annotations
+from autodist.sharding import Annotations, Sharding
 
 EXAMPLES = "autodist/examples:0"
 """Placeholder of a replicated step, fed with this worker's number of examples (int64 scalar).
@@ -183,9 +183,11 @@ class StepWithOwners(Step):
     Attributes:
         pipeline_parts: for a pipeline, the parts of the captured nodes of the compute part, as far as known, and of the
             nodes that a kernel has created to recompute them.
+        shardings: of the variables that are divided over a mesh, by name. Their shapes are those of one place's part.
     """
 
     pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
+    shardings: Mapping[str, Sharding] = field(default_factory=dict)
 
     @cached_property
     def slices(self) -> dict[str, Slice]:

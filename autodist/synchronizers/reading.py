@@ -13,6 +13,7 @@ from autodist.placement.group import Group, worker_count
 from autodist.placement.partitioning import Partitioning, shard_name
 from autodist.placement.placement import PipelineStages, Placement
 from autodist.proto import strategy_pb2
+from autodist.sharding import Axis, Mesh
 from autodist.synchronizers.base import Synchronizer
 
 Part = strategy_pb2.VariableNode | strategy_pb2.Shard
@@ -119,3 +120,8 @@ def placement_of(strategy: strategy_pb2.Strategy) -> Placement:
         {node.variable: [one.owner for one in synchronizers_of(node)] for node in strategy.nodes},
         {node.variable: one for node in strategy.nodes if (one := partitioning_of(node)) is not None},
     )
+
+
+def mesh_of(strategy: strategy_pb2.Strategy) -> Mesh:
+    """Returns the mesh of a strategy."""
+    return Mesh(tuple(Axis(axis.name, axis.size) for axis in strategy.mesh.axes))

@@ -166,6 +166,15 @@ class Communicator:
             self.broadcast(tag, part, None if to_receivers else self.group.workers)
         return self.collect(tag, part)
 
+    def all_to_all(self, tag: str, pieces: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sends piece k to the member of rank k; returns the pieces for this worker, in rank order.
+
+        All members send this worker pieces with the specs of its own piece.
+        """
+        own = pieces[self.group.ranks(self.me)[0]]
+        self.scatter(tag, {w: [p] for w, p in zip(self.group.workers, pieces, strict=True) if w != self.me})
+        return [piece for [piece] in self.collect(tag, [own])]
+
     def all_reduce(self, part: Part, how: ReduceOp) -> tf.Tensor:
         """Reduces a vector; divides it by the sum of the weights, if there are any.
 

@@ -9,6 +9,7 @@ endless loops of `runtime.inbox_loops`, each run moves one message to each inbox
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +33,7 @@ from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.placement.partitioning import Partitioning, shard_name
 from autodist.proto import strategy_pb2
+from autodist.sharding import Mesh, Sharding
 from tests.unit.kernels.without_stacks import without_stacks
 
 Values = dict[str, np.ndarray]
@@ -97,6 +99,27 @@ def plan(
     return strategy_pb2.Strategy(nodes=nodes, graph_config=config)
 
 
+def on_mesh(
+    step: Step, sizes: Mapping[str, int], layouts: Mapping[str, str], data: str = "data", **options: Any
+) -> strategy_pb2.Strategy:
+    """A strategy for a mesh with a worker at each point; `layouts` are the text forms of the variables' shardings."""
+    places = math.prod(sizes.values())
+    strategy = plan(step, places, **options)
+    strategy.graph_config.workers = places
+    strategy.mesh.CopyFrom(
+        strategy_pb2.Mesh(
+            axes=[strategy_pb2.MeshAxis(name=name, size=size) for name, size in sizes.items()],
+            data=data if data in sizes else "",
+            places=strategy.graph_config.replicas,
+            variables=[
+                strategy_pb2.VariableSharding(variable=name, sharding=text, origin="a test")
+                for name, text in layouts.items()
+            ],
+        )
+    )
+    return strategy
+
+
 def rewritten(
     captured: CapturedFunction, strategy: strategy_pb2.Strategy, kernels: Sequence[Kernel] = KERNELS
 ) -> list[Step]:
@@ -107,7 +130,7 @@ def rewritten(
     """
     first = Context(strategy, 0)
     apart = PlaceStages if first.goes_through_stages(captured.step) else Replicate
-    alike = () if registered_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
+    alike = () if registered_kernels() or first.mesh is not None else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
     workers = range(first.workers)
     with without_stacks():
         step = rewrite(captured.step, first, kernels=alike)
@@ -127,12 +150,21 @@ class Trained:
     variables: list[Values]
     outputs: list[list[list[np.ndarray]]]
     cuts: Mapping[str, Partitioning] = field(default_factory=dict)
+    shardings: Mapping[str, Sharding] = field(default_factory=dict)
+    mesh: Mesh | None = None
 
     def variable(self, name: str) -> np.ndarray:
         """Returns the value of a variable; all workers that hold it have the same bits."""
         if name in self.cuts:
             cut = self.cuts[name]
             return np.concatenate([self.variable(shard_name(name, k)) for k in range(len(cut.sizes))], cut.axis)
+        if name in self.shardings and self.mesh is not None:
+            parts = [values[name] for values in self.variables]
+            whole = joined(parts, self.shardings[name], self.mesh)
+            for worker, mine in enumerate(parts):
+                own = part_of(whole, self.shardings[name], self.mesh, worker)
+                np.testing.assert_array_equal(mine, own, err_msg=name)
+            return whole
         found = [values[name] for values in self.variables if name in values]
         for other in found[1:]:
             np.testing.assert_array_equal(other, found[0], err_msg=name)
@@ -166,8 +198,8 @@ class Session:
         with self.graph.as_default(), without_stacks():
             self.handles = [self._handles(worker) for worker in range(len(self.items))]
             self._assign = [
-                tf.raw_ops.AssignVariableOp(resource=handle, value=initial[name])
-                for handles in self.handles
+                tf.raw_ops.AssignVariableOp(resource=handle, value=self._part(worker, name, initial[name]))
+                for worker, handles in enumerate(self.handles)
                 for name, handle in handles.items()
                 if name in initial
             ] + [
@@ -194,7 +226,9 @@ class Session:
             session.run([self._assign, self._initializers])
             outputs = [self._step(batch, limit_ms) for batch in batches]
             read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
-            return Trained(session.run(read), outputs, self.items[0].partitionings)
+            first = self.items[0]
+            mesh = Context(self.strategy, 0).mesh
+            return Trained(session.run(read), outputs, first.partitionings, first.shardings, mesh)
 
     def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
         """Runs one step from the script's values; returns the tensors `names` of it ("worker_0/x:0")."""
@@ -240,7 +274,7 @@ class Session:
     def _feeds(self, worker: int, step: Step, batch: Batch) -> dict[str, object]:
         axes = self.captured.step.inputs
         count = next((len(value) for value, axis in zip(batch, axes.values(), strict=True) if axis is not None), 0)
-        replicas = [r.worker for r in self.strategy.graph_config.replicas]
+        replicas = [r.worker for r in Context(self.strategy, worker).replicas]
         share = share_of(count, replicas, worker)
         present = {node.name for node in step.graph_def.node}
         fed: dict[str, object] = {
@@ -254,6 +288,11 @@ class Session:
         if node_of(ALL_EXAMPLES) in present:
             fed[f"worker_{worker}/{ALL_EXAMPLES}"] = count
         return fed
+
+    def _part(self, worker: int, name: str, value: np.ndarray) -> np.ndarray:
+        """The part of a variable that a worker holds on a mesh; elsewhere, the variable."""
+        sharding, mesh = self.items[worker].shardings.get(name), Context(self.strategy, worker).mesh
+        return value if sharding is None or mesh is None else part_of(value, sharding, mesh, worker)
 
     def _handles(self, worker: int) -> dict[str, tf.Tensor]:
         present = {node.name for node in self.items[worker].graph_def.node}
@@ -283,6 +322,23 @@ class Session:
 def returned_by(step: Step) -> list[str]:
     """The outputs that are the script's."""
     return list(step.outputs[:-1] if step.counts_examples else step.outputs)
+
+
+def part_of(value: np.ndarray, sharding: Sharding, mesh: Mesh, place: int) -> np.ndarray:
+    """The part of a value that a place of a mesh holds."""
+    for axis, names in enumerate(sharding.axes):
+        value = np.split(value, mesh.count(names), axis)[mesh.index(place, names)]
+    return value
+
+
+def joined(parts: Sequence[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
+    """The value whose parts the places of a mesh hold; of equal parts, the last place's."""
+    counts = [mesh.count(names) for names in sharding.axes]
+    whole = np.zeros([length * count for length, count in zip(parts[0].shape, counts, strict=True)], parts[0].dtype)
+    for place, part in enumerate(parts):
+        starts = [mesh.index(place, names) * n for names, n in zip(sharding.axes, part.shape, strict=True)]
+        whole[tuple(slice(start, start + n) for start, n in zip(starts, part.shape, strict=True))] = part
+    return whole
 
 
 def in_shards(values: Values, cuts: Mapping[str, Partitioning]) -> Values:

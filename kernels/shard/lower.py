@@ -1,0 +1,103 @@
+"""LowerReshards: replaces reshard nodes by exchanges with the other places of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.graph.names import is_control
+from autodist.graph.step import ReplicatedStep
+from autodist.graph.step_editor import StepEditor
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.shard.reshards import Reshard, ReshardKind
+from autodist.kernels.sums import ordered_sum
+from autodist.placement.group import Group
+
+
+@dataclass(frozen=True)
+class LowerReshards(Kernel[ReplicatedStep, ReplicatedStep]):
+    """Exchanges the parts of tensors among the workers of a row of the mesh.
+
+    All members of a row compute sums in row order, so they get the same bits.
+
+        all_gather(x)    becomes    send(x),  concat(x, received)
+    """
+
+    name: ClassVar[str] = "lower-reshards"
+    after: ClassVar[Mapping[str, str]] = {
+        "replicate": "it copies the reshard nodes of the compute part for each replica",
+    }
+
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+        found = {name: reshard for name, node in step.graph_index.nodes.items() if (reshard := Reshard.of(node))}
+        if not found:
+            return step
+        editor = StepEditor(step)
+        for name, reshard in found.items():
+            _lower(editor, step, context, name, reshard)
+        return editor.to_step()
+
+
+def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Context, name: str, how: Reshard) -> None:
+    assert context.mesh is not None, "only a mesh has reshard nodes"
+    replica, captured = step.replica_of(name)
+    place = context.mesh_row[context.local_replicas[replica]]
+    row = context.mesh.row(place, how.axes)
+    group = Group.of_workers(context.strategy.mesh.places[member].worker for member in row)
+    node = editor[name]
+    data = [i for i in node.input if not is_control(i)]
+    source = data[1] if node.op == "Split" else data[0]
+    if how.kind is ReshardKind.ALL_TO_ALL:
+        source = [i for i in editor[source].input if not is_control(i)][1]
+    key = f"{captured}/{replica}"
+    with editor.subgraph(f"lowered/{key}") as f, tf.device(context.cpu(context.worker)):
+        exchange = Communicator(f, context, key, group)
+        made = f.name(_LOWERED[how.kind](exchange, f.input(source), how))
+    editor.run(exchange.effects)
+    editor.pass_on(name, made, step.spec_of(f"{name}:0").dtype, filter(is_control, node.input))
+
+
+def _slice(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
+    own = exchange.group.ranks(exchange.me)[0]
+    return tf.split(x, exchange.group.size, how.dimension)[own]
+
+
+def _all_gather(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
+    return tf.concat([part[0] for part in exchange.all_gather("part", [x])], how.dimension)
+
+
+def _all_reduce(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
+    return _reduced([part[0] for part in exchange.all_gather("part", [x])], how)
+
+
+def _reduce_scatter(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
+    return _reduced(exchange.all_to_all("piece", tf.split(x, exchange.group.size, how.dimension)), how)
+
+
+def _all_to_all(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
+    return tf.concat(exchange.all_to_all("piece", tf.split(x, exchange.group.size, how.split)), how.dimension)
+
+
+_LOWERED: Mapping[ReshardKind, Callable[[Communicator, tf.Tensor, Reshard], tf.Tensor]] = {
+    ReshardKind.SLICE: _slice,
+    ReshardKind.ALL_GATHER: _all_gather,
+    ReshardKind.ALL_REDUCE: _all_reduce,
+    ReshardKind.REDUCE_SCATTER: _reduce_scatter,
+    ReshardKind.ALL_TO_ALL: _all_to_all,
+}
+
+
+def _reduced(parts: list[tf.Tensor], how: Reshard) -> tf.Tensor:
+    """Reduces parts in row order."""
+    if how.how in ("max", "min"):
+        merge = tf.maximum if how.how == "max" else tf.minimum
+        found = parts[0]
+        for part in parts[1:]:
+            found = merge(found, part)
+        return found
+    total = ordered_sum(parts)
+    return total / tf.cast(len(parts), total.dtype) if how.how == "mean" else total

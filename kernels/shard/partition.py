@@ -1,0 +1,434 @@
+"""ShardTensors: turns a step into the program that each place of a mesh runs on its parts of the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.graph.flows import flows_of
+from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.ops import Factor, ReducedBy, Trait, having, linear_operands
+from autodist.graph.parts import GradientCall, Variable, VariableGradient
+from autodist.graph.step import PlacedStep
+from autodist.graph.step_editor import StepEditor
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.shard.propagate import Axes, Shardings, divides, members_of
+from autodist.kernels.shard.reshards import Reshard, ReshardKind, add_reshard
+from autodist.kernels.shard.rules import NodeRule, Rules, Side
+from autodist.layout import DrawAt, Kind, Propagation, RowsOfDraw
+from autodist.sharding import Annotations, Constraint, Mesh, Origin, Sharding
+
+_LENGTHS = having(Trait.LENGTHS)
+
+_HOW = {ReducedBy.SUM: "sum", ReducedBy.MEAN: "mean", ReducedBy.MAX: "max", ReducedBy.MIN: "min"}
+"""Reductions that a transfer completes. An operand of another reduction is gathered first."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The parts of a tensor that the places hold.
+
+    Attributes:
+        axes: that divide each dimension.
+        partial: the axes over which the parts are still to be reduced.
+        how: the reduction.
+    """
+
+    axes: tuple[Axes, ...]
+    partial: Axes = ()
+    how: str = "sum"
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.partial and not any(self.axes)
+
+
+@dataclass(frozen=True)
+class ShardTensors(Kernel[PlacedStep, PlacedStep]):
+    """Computes each node on parts of its operands, as the shardings of its result divide them.
+
+    Each place of the mesh runs the same program. Reshard nodes stand where parts have to be exchanged: `LowerReshards`
+    replaces them. A reduced factor that is divided leaves partial values. These pass ops that are linear in them, and
+    are reduced where another op reads them. An op without a factor rule gets its operands whole.
+
+        MatMul(x, w)    becomes, for w divided along its rows,    all_reduce(MatMul(slice(x), w))
+
+    Source: GSPMD (Xu et al., 2021) and Shardy (OpenXLA).
+    """
+
+    name: ClassVar[str] = "shard-tensors"
+    after: ClassVar[Mapping[str, str]] = {
+        "assign-owners": "the slots of a divided variable are known",
+    }
+
+    def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
+        if context.mesh is None:
+            return step
+        mesh = context.mesh
+        step = replace(step, annotations=_annotations(step, context))
+        rules = Rules(step)
+        shardings = Shardings(step, mesh, rules)
+        shardings.propagate()
+        return _Partition(step, mesh, rules, shardings).run()
+
+
+def _annotations(step: PlacedStep, context: Context) -> Annotations:
+    """Returns the annotations of a step, with those of the strategy."""
+    assert context.mesh is not None, "only a mesh has annotations"
+    said = {
+        one.variable: Constraint(Sharding.parse(one.sharding), Origin(one.origin))
+        for one in context.strategy.mesh.variables
+        if one.variable in step.by_name
+    }
+    return Annotations({"mesh": context.mesh}, said)
+
+
+class _Partition:
+    """The work of one `ShardTensors.apply`."""
+
+    def __init__(self, step: PlacedStep, mesh: Mesh, rules: Rules, shardings: Shardings) -> None:
+        self.step, self.mesh, self.rules, self.shardings = step, mesh, rules, shardings
+        self.editor = StepEditor(step)
+        self.flows = step.flows or flows_of(step)
+        self.states: dict[str, State] = {}
+        self.source_of: dict[str, str] = {}
+        self._now: dict[str, str] = {}
+        self._resharded: dict[tuple[str, tuple[Axes, ...]], str] = {}
+        self._outputs = frozenset(map(tensor, step.outputs))
+        self._fixed = dict(self._fixed_states())
+
+    def run(self) -> PlacedStep:
+        for name in self.step.graph_index.order:
+            self._shard(name)
+        outputs = [self._whole(name) for name in self.step.outputs]
+        self.editor.set_outputs(outputs)
+        shardings = {v.name: self.shardings.of(v.handle, len(v.shape)) for v in self.step.variables}
+        return self.editor.to_step(
+            variables=tuple(self._variable(v) for v in self.step.variables),
+            shardings={name: one for name, one in shardings.items() if one.divides},
+            gradients=tuple(self._gradient(g) for g in self.step.gradients),
+            gradient_calls=tuple(self._call(c) for c in self.step.gradient_calls),
+            flows=_ReshardedFlows(self.flows, self.source_of),
+        )
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    def _shard(self, name: str) -> None:
+        node, rule = self.step.graph_index.nodes[name], self.rules.of(name)
+        if node.op in _LENGTHS:
+            self._measure(node, rule)
+            return
+        axes = self._choose(rule)
+        self._require_whole_elsewhere(rule, axes)
+        inputs = [i for i in node.input if not is_control(i)]
+        passed = self._passed_on(rule, axes)
+        for position, side in enumerate(rule.operands):
+            if side is None or self._is_variable(side):
+                inputs[position] = self._now.get(tensor(inputs[position]), inputs[position])
+            elif passed is None or position not in passed[0]:
+                inputs[position] = self._in_state(inputs[position], _of_side(side, axes))
+            else:
+                inputs[position] = self._now.get(tensor(inputs[position]), inputs[position])
+        for position in rule.rule.lengths if rule.rule else ():
+            result = rule.results[0]
+            if result is not None:
+                inputs[position] = self._divided(inputs[position], _of_side(result, axes))
+        self.editor.set_inputs(name, [*map(as_input, inputs), *filter(is_control, node.input)])
+        reduced, how = self._reduced(rule, axes)
+        for k, side in enumerate(rule.results):
+            if side is not None or reduced or passed:
+                state = State(() if side is None else _of_side(side, axes), reduced, how)
+                self._made(f"{name}:{k}", replace(state, partial=passed[1].partial) if passed else state)
+
+    def _choose(self, rule: NodeRule) -> dict[Factor, Axes]:
+        """Returns the axes along which each factor of a node is divided."""
+        factors = members_of(rule)
+        results = {f for side in rule.results if side is not None for f in side.factors}
+        # Factors of a variable first, then those of the results, then reduced ones; the larger tensors first.
+        chosen: dict[Factor, Axes] = {}
+        used: set[str] = set()
+        order = sorted(
+            factors,
+            key=lambda f: (
+                not any(self._is_variable(m.side) for m in factors[f]),
+                f not in results,
+                -max(prod(n or 1 for n in m.side.lengths) for m in factors[f]),
+            ),
+        )
+        for factor in order:
+            members = factors[factor]
+            if factor not in results and rule.results and rule.rule is not None and rule.rule.reduced not in _HOW:
+                chosen[factor] = ()
+                continue
+            wanted = [m for m in members if self._is_variable(m.side)]
+            wanted += [m for m in members if m.side in rule.results] if factor in results else []
+            wanted += sorted(members, key=lambda m: -prod(n or 1 for n in m.side.lengths))
+            found = next((a for m in wanted if (a := self._axes(m.side)[m.dimension])), ())
+            axes = found[: next((k for k, a in enumerate(found) if a in used), len(found))]
+            while axes and not all(divides(m.side.lengths[m.dimension], self.mesh.count(axes)) for m in members):
+                axes = axes[:-1]
+            chosen[factor] = axes
+            used.update(axes)
+        return chosen
+
+    def _axes(self, side: Side) -> tuple[Axes, ...]:
+        return self.shardings.of(side.key, len(side.lengths)).axes
+
+    def _is_variable(self, side: Side) -> bool:
+        return side.key in self.step.by_handle
+
+    def _require_whole_elsewhere(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> None:
+        """Refuses an op that needs a divided variable in another way than it is divided."""
+        for side in rule.operands:
+            if side is not None and self._is_variable(side) and self._axes(side) != _of_side(side, axes):
+                variable = self.step.by_handle[side.key].name
+                raise StrategyError(
+                    f"{variable} is sharded as {self.shardings.of(side.key, len(side.lengths))}, but {rule.node.name} "
+                    f"({rule.node.op}) needs it whole along a sharded dimension. Shard another dimension of it, or none."
+                )
+
+    def _reduced(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> tuple[Axes, str]:
+        """Returns the axes over which the results of a node are partial, and the reduction that completes them."""
+        kept = {f for side in rule.results if side is not None for f in side.factors}
+        kept |= {f for r in (rule.rule.results if rule.rule else ()) for f in r if f is not None}
+        over = tuple(a for factor, found in axes.items() if factor not in kept for a in found)
+        if not over or not rule.results or rule.rule is None or rule.rule.reduced is None:
+            return (), "sum"
+        return self.mesh.ordered(over), _HOW[rule.rule.reduced]
+
+    def _passed_on(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> tuple[list[int], State] | None:
+        """Returns the operands whose partial values a node passes on, and their state; None if it passes none on."""
+        name = rule.node.name
+        inputs = [i for i in rule.node.input if not is_control(i)]
+        partial = {k: s for k, i in enumerate(inputs) if (s := self._state(i)) is not None and s.partial}
+        linear = linear_operands(rule.node.op, len(inputs))
+        if not partial or linear is None or len(rule.results) != 1 or self._reduced(rule, axes)[0]:
+            return None
+        positions, apart = linear
+        states = list(partial.values())
+        is_sum = not apart and set(positions) == partial.keys()
+        is_product = apart and len(partial) == 1 and partial.keys() <= set(positions)
+        if not (is_sum or is_product) or any(s.partial != states[0].partial or s.how != "sum" for s in states):
+            return None
+        for k, state in partial.items():
+            side = rule.operands[k]
+            if self._has_other_readers(inputs[k], name) or state.axes != (_of_side(side, axes) if side else ()):
+                return None
+        if any(axis in states[0].partial for found in axes.values() for axis in found):
+            return None
+        return list(partial), states[0]
+
+    def _has_other_readers(self, name: str, reader: str) -> bool:
+        """Returns True if a tensor is an output, or is read by another node."""
+        consumers = self.step.graph_index.consumers[node_of(name)]
+        reading = [c for c in consumers if tensor(name) in map(tensor, self.step.graph_index.nodes[c].input)]
+        return tensor(name) in self._outputs or set(reading) != {reader}
+
+    # -- states ----------------------------------------------------------------------------------------------------
+
+    def _fixed_states(self) -> list[tuple[str, tuple[Axes, ...]]]:
+        """The tensors that the fields of the step name, with their states: gradients like variables, losses whole."""
+        found: list[tuple[str, tuple[Axes, ...]]] = []
+        for gradient in self.step.gradients:
+            variable = self.step.by_name[gradient.variable]
+            axes = self.shardings.of(variable.handle, len(variable.shape)).axes
+            values = gradient.tensors[-1]
+            rank = self.rules.shape(values).rank or 0
+            rows = rank - len(axes) + 1
+            found.append((tensor(values), ((),) * rows + axes[1:] if gradient.is_sparse else axes))
+        for call in self.step.gradient_calls:
+            for name in (*call.targets, *(term.tensor for term in call.terms)):
+                found.append((tensor(name), ((),) * (self.rules.shape(name).rank or 0)))
+        return found
+
+    def _state(self, name: str) -> State | None:
+        return self.states.get(self._now.get(tensor(name), tensor(name)))
+
+    def _made(self, name: str, state: State) -> None:
+        """Notes the state of a tensor that the program makes; brings it into the state that the step needs, if any."""
+        self.states[name] = state
+        if any(state.axes):
+            self._note(name, name, state.axes)
+        if name in self._fixed and (state.axes, state.partial) != (self._fixed[name], ()):
+            self._now[name] = self._in_state(name, self._fixed[name])
+
+    def _note(self, name: str, source: str, axes: Sequence[Axes]) -> None:
+        spec = self.step.spec_of(source)
+        lengths = [n if n is None else n // self.mesh.count(a) for n, a in zip(spec.shape.as_list(), axes, strict=True)]
+        self.editor.note({name: tf.TensorSpec(lengths, spec.dtype)})
+
+    def _whole(self, name: str) -> str:
+        rank = self.rules.shape(name).rank
+        return self._in_state(name, ((),) * rank) if rank is not None else name
+
+    def _in_state(self, name: str, axes: tuple[Axes, ...]) -> str:
+        """Returns a tensor whose parts are those of `name`, divided by `axes` and reduced."""
+        name = self._now.get(tensor(name), tensor(name))
+        if self._state(name) is None and not any(axes):
+            return name
+        if (name, axes) not in self._resharded:
+            self._resharded[name, axes] = self._reshard(name, axes)
+        return self._resharded[name, axes]
+
+    def _reshard(self, name: str, axes: tuple[Axes, ...]) -> str:
+        state = self.states.get(name) or State(((),) * len(axes))
+        for reshard in transfers(state, axes):
+            parts = self.mesh.count(reshard.axes)
+            source = self.source_of.get(name, name)
+            spec = self.editor.spec(name)
+            made = add_reshard(
+                self.editor, f"autodist/reshard/{len(self.source_of)}", name, spec, reshard, parts
+            )  # fmt: skip
+            state = after(state, reshard)
+            self.source_of[made] = source
+            self.states[made] = state
+            self._note(made, source, state.axes)
+            name = made
+        return name
+
+    # -- lengths ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, node: tf.compat.v1.NodeDef, rule: NodeRule) -> None:
+        """Multiplies the lengths of a divided tensor, so that integers in the program are lengths of whole tensors."""
+        for position, i in enumerate(i for i in node.input if not is_control(i)):
+            state = self._state(i)
+            now = self._now.get(tensor(i), tensor(i))
+            if now != tensor(i):
+                inputs = list(self.editor[node.name].input)
+                inputs[position] = as_input(now)
+                self.editor.set_inputs(node.name, inputs)
+            if state is None or not any(state.axes):
+                continue
+            name = f"{node.name}:{position}"
+            counts = [self.mesh.count(axes) for axes in state.axes]
+            dtype = self.step.spec_of(name).dtype
+            with self.editor.subgraph(f"lengths/{len(self.source_of)}") as f:
+                factor = tf.constant(prod(counts) if node.op == "Size" else counts, dtype)
+                whole = f.name(f.input(name) * factor)
+            self._now[name] = whole
+            self.source_of[whole] = name
+
+    def _divided(self, lengths: str, axes: Sequence[Axes]) -> str:
+        """Returns the lengths of a place's part of a tensor."""
+        if not any(axes):
+            return lengths
+        with self.editor.subgraph(f"lengths/{len(self.source_of)}") as f:
+            whole = f.input(lengths)
+            own = f.name(whole // tf.constant([self.mesh.count(a) for a in axes], whole.dtype))
+        self.source_of[own] = tensor(lengths)
+        return own
+
+    # -- fields of the step ----------------------------------------------------------------------------------------
+
+    def _variable(self, variable: Variable) -> Variable:
+        axes = self.shardings.of(variable.handle, len(variable.shape)).axes
+        if not any(axes):
+            return variable
+        shape = tuple(n // self.mesh.count(a) for n, a in zip(variable.shape, axes, strict=True))
+        self.editor[variable.handle].attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+        return replace(variable, shape=shape)
+
+    def _gradient(self, gradient: VariableGradient) -> VariableGradient:
+        return replace(gradient, tensors=tuple(self._now.get(tensor(t), t) for t in gradient.tensors))
+
+    def _call(self, call: GradientCall) -> GradientCall:
+        def now(name: str) -> str:
+            return self._now.get(tensor(name), name)
+
+        terms = tuple(replace(term, tensor=now(term.tensor)) for term in call.terms)
+        return replace(call, targets=tuple(map(now, call.targets)), terms=terms)
+
+
+def _of_side(side: Side, axes: Mapping[Factor, Axes]) -> tuple[Axes, ...]:
+    return tuple(() if factor is None else axes.get(factor, ()) for factor in side.factors)
+
+
+def transfers(state: State, axes: tuple[Axes, ...]) -> list[Reshard]:
+    """Returns the transfers that bring a tensor from one state into another, reduced one.
+
+    A reduction along an axis that is to divide a dimension is a reduce-scatter. Slices come first, since they make the
+    tensor smaller; gathers come last.
+    """
+    found: list[Reshard] = []
+
+    def add(reshard: Reshard) -> None:
+        nonlocal state
+        found.append(reshard)
+        state = after(state, reshard)
+
+    for at, (old, new) in enumerate(zip(state.axes, axes, strict=True)):
+        wanted = tuple(a for a in new[len(old) :] if a in state.partial)
+        if state.how == "sum" and wanted and new[: len(old)] == old and new[len(old) :] == wanted:
+            add(Reshard(ReshardKind.REDUCE_SCATTER, wanted, at, at))
+    if state.partial:
+        add(Reshard(ReshardKind.ALL_REDUCE, state.partial, how=state.how))
+    for at, new in enumerate(axes):
+        old = state.axes[at]
+        more = new[len(old) :]
+        elsewhere = {a for k, other in enumerate(state.axes) if k != at for a in other}
+        if more and new[: len(old)] == old and not elsewhere & set(more):
+            add(Reshard(ReshardKind.SLICE, more, at, at))
+    for at, new in enumerate(axes):
+        old = state.axes[at]
+        more = new[len(old) :]
+        if not more or new[: len(old)] != old:
+            continue
+        for k, other in enumerate(state.axes):
+            same = _same(other, axes[k])
+            if k != at and other[same:] == more:
+                add(Reshard(ReshardKind.ALL_TO_ALL, more, k, at))
+                break
+    for at, new in enumerate(axes):
+        old = state.axes[at]
+        lost = old[_same(old, new) :]
+        if lost:
+            add(Reshard(ReshardKind.ALL_GATHER, lost, at))
+    for at, new in enumerate(axes):
+        more = new[len(state.axes[at]) :]
+        if more:
+            add(Reshard(ReshardKind.SLICE, more, at, at))
+    return found
+
+
+def after(state: State, reshard: Reshard) -> State:
+    """Returns the state of a tensor after a transfer."""
+    axes = list(state.axes)
+    if reshard.kind is ReshardKind.ALL_REDUCE:
+        return State(state.axes)
+    if reshard.kind in (ReshardKind.ALL_GATHER, ReshardKind.ALL_TO_ALL):
+        axes[reshard.dimension] = axes[reshard.dimension][: -len(reshard.axes)]
+    if reshard.kind is not ReshardKind.ALL_GATHER:
+        axes[reshard.split] = (*axes[reshard.split], *reshard.axes)
+    partial = state.partial
+    if reshard.kind is ReshardKind.REDUCE_SCATTER:
+        partial = tuple(a for a in partial if a not in reshard.axes)
+    return replace(state, axes=tuple(axes), partial=partial)
+
+
+def _same(left: Axes, right: Axes) -> int:
+    """Returns the length of the common prefix."""
+    return next((k for k, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+class _ReshardedFlows(Propagation):
+    """Dependence on the batch of a step whose tensors are divided: that of the whole tensors."""
+
+    def __init__(self, captured: Propagation, source_of: Mapping[str, str]) -> None:
+        self._captured, self._source_of = captured, source_of
+
+    def kind(self, name: str) -> Kind:
+        return self._captured.kind(self._source(name))
+
+    def rows_for_each(self, name: str) -> int | None:
+        return self._captured.rows_for_each(self._source(name))
+
+    def draws_within(self, node: str) -> Mapping[DrawAt, RowsOfDraw | None]:
+        return {} if node.startswith("autodist/reshard/") else self._captured.draws_within(node)
+
+    def _source(self, name: str) -> str:
+        return self._source_of.get(tensor(name), name)

@@ -1,0 +1,185 @@
+"""Propagation: the shardings of all tensors of a step, from those that are requested."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from autodist.graph.names import tensor
+from autodist.graph.ops import Factor, Trait, having
+from autodist.graph.step import CapturedStep
+from autodist.kernels.shard.rules import NodeRule, Rules, Side
+from autodist.sharding import Mesh, Sharding
+
+_PASSES_THROUGH = having(
+    Trait.ELEMENTWISE | Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS | Trait.READ | Trait.ASSIGNMENT
+) | {"Transpose"}
+"""Ops whose operands and result are best divided alike."""
+
+_LEVELS = 3
+"""Pass-through ops; then factors of all ops that are not reduced; then all factors."""
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A dimension that belongs to a factor of a node."""
+
+    side: Side
+    dimension: int
+
+
+class Shardings:
+    """The sharding of each tensor and variable of a step, by key (`Side.key`).
+
+    Shardings only grow. Propagation follows factor rules in both directions. It considers requested shardings of
+    lower priority numbers first. For each, it lets shardings pass through elementwise ops and moves of axes, then along
+    factors that are not reduced, then along all factors. If two factors of a node want one axis, the one of the larger
+    tensor gets it. If members of a factor differ, they get the axes on which they agree.
+
+    Source: the sharding propagation of Shardy (OpenXLA), which follows GSPMD (Xu et al., 2021).
+
+    Args:
+        step: the step; its annotations are in normal form.
+        mesh: the mesh, with the axes along which tensors may be divided.
+        rules: of its nodes.
+    """
+
+    def __init__(self, step: CapturedStep, mesh: Mesh, rules: Rules) -> None:
+        self._step, self._mesh, self._rules = step, mesh, rules
+        self._found: dict[str, Sharding] = {}
+        self._touching: dict[str, list[str]] = defaultdict(list)
+        for name in step.graph_index.nodes:
+            for side in rules.of(name).sides:
+                self._touching[side.key].append(name)
+        self.requested = dict(self._requested())
+
+    def of(self, key: str, rank: int) -> Sharding:
+        """Returns the sharding of a tensor or variable."""
+        return self._found.get(key) or Sharding.open(rank)
+
+    def propagate(self) -> None:
+        """Finds the shardings."""
+        priorities = sorted({dim.priority or 0 for one in self.requested.values() for dim in one.dims})
+        for priority in priorities:
+            for key, sharding in self.requested.items():
+                self._found[key] = _up_to(sharding, priority, self._found.get(key))
+            for level in range(_LEVELS):
+                self._until_stable(level)
+
+    def _requested(self) -> Iterable[tuple[str, Sharding]]:
+        annotations = self._step.annotations
+        if annotations is None:
+            return
+        for name, constraint in annotations.variables.items():
+            yield self._step.by_name[name].handle, constraint.sharding
+        for node, constraint in annotations.constraints.items():
+            yield tensor(node), constraint.sharding
+
+    def _until_stable(self, level: int) -> None:
+        waiting = deque(self._step.graph_index.nodes)
+        queued = set(waiting)
+        while waiting:
+            name = waiting.popleft()
+            queued.discard(name)
+            for key in self._visit(self._rules.of(name), level):
+                for other in self._touching[key]:
+                    if other not in queued:
+                        queued.add(other)
+                        waiting.append(other)
+
+    def _visit(self, rule: NodeRule, level: int) -> set[str]:
+        """Lets the factors of a node agree; returns the keys whose shardings have grown."""
+        if rule.rule is None or (level == 0 and rule.node.op not in _PASSES_THROUGH):
+            return set()
+        factors = members_of(rule)
+        grown: set[str] = set()
+        for factor in sorted(factors, key=lambda f: -max(self._elements(m.side) for m in factors[f])):
+            if level == 1 and not _is_kept(rule, factor):
+                continue
+            axes = self._common(factors[factor])
+            used = self._used_by_others(factors, factor)
+            axes = axes[: next((k for k, axis in enumerate(axes) if axis in used), len(axes))]
+            for member in factors[factor]:
+                if self._grow(member, axes):
+                    grown.add(member.side.key)
+        return grown
+
+    def _common(self, members: Sequence[Member]) -> Axes:
+        """Returns the longest axes of a member that all others' axes are prefixes of, else their common prefix."""
+        found = sorted((self._axes(m) for m in members), key=len)
+        longest = found[-1]
+        if all(longest[: len(axes)] == axes for axes in found):
+            return longest
+        sharded = [axes for axes in found if axes]
+        same = 0
+        while all(len(axes) > same and axes[same] == sharded[0][same] for axes in sharded):
+            same += 1
+        return sharded[0][:same]
+
+    def _used_by_others(self, factors: Mapping[Factor, Sequence[Member]], factor: Factor) -> set[str]:
+        """Returns the axes of a node's other factors."""
+        return {
+            axis for other, members in factors.items() if other != factor for m in members for axis in self._axes(m)
+        }
+
+    def _axes(self, member: Member) -> Axes:
+        return self.of(member.side.key, len(member.side.lengths)).dims[member.dimension].axes
+
+    def _grow(self, member: Member, axes: Axes) -> bool:
+        """Adds axes to a dimension, as far as it is open and divisible; returns True if its sharding has changed."""
+        side, at = member.side, member.dimension
+        sharding = self.of(side.key, len(side.lengths))
+        dim, length = sharding.dims[at], side.lengths[at]
+        others = {axis for k, other in enumerate(sharding.dims) if k != at for axis in other.axes}
+        allowed = [a for a in axes if a not in others and a not in sharding.whole and a not in sharding.partial]
+        axes = axes[: next((k for k, a in enumerate(axes) if a not in allowed), len(axes))]
+        while axes and not divides(length, self._mesh.count(axes)):
+            axes = axes[:-1]
+        if not dim.is_open or len(axes) <= len(dim.axes) or axes[: len(dim.axes)] != dim.axes:
+            return False
+        self._found[side.key] = sharding.with_axes(at, axes)
+        return True
+
+    @staticmethod
+    def _elements(side: Side) -> int:
+        return prod(length for length in side.lengths if length is not None)
+
+
+def members_of(rule: NodeRule) -> dict[Factor, list[Member]]:
+    """Returns the dimensions of each factor of a node, operands first."""
+    found: dict[Factor, list[Member]] = {}
+    for side in rule.sides:
+        for at, factor in enumerate(side.factors):
+            if factor is not None:
+                found.setdefault(factor, []).append(Member(side, at))
+    return found
+
+
+def divides(length: int | None, parts: int) -> bool:
+    """Returns True if a length is known and is a multiple of a number of parts."""
+    return length is not None and length % parts == 0
+
+
+def _is_kept(rule: NodeRule, factor: Factor) -> bool:
+    """Returns True if a factor occurs in all operands with factors, and in all results."""
+    operands = [side for side in rule.operands if side is not None and any(f is not None for f in side.factors)]
+    return all(factor in side.factors for side in operands) and all(
+        factor in side.factors for side in rule.results if side is not None
+    )
+
+
+def _up_to(sharding: Sharding, priority: int, before: Sharding | None) -> Sharding:
+    """Returns a requested sharding without the dimensions of later priorities, which keep what they have so far."""
+    dims = tuple(
+        dim if (dim.priority or 0) <= priority else replace(dim, axes=(), is_open=True) for dim in sharding.dims
+    )
+    if before is not None:
+        dims = tuple(
+            replace(dim, axes=old.axes) if len(old.axes) > len(dim.axes) and dim.is_open else dim
+            for dim, old in zip(dims, before.dims, strict=True)
+        )
+    return replace(sharding, dims=dims)
