@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
@@ -165,10 +165,10 @@ class _Partition:
             if factor not in results and rule.results and rule.rule is not None and rule.rule.reduced not in _HOW:
                 chosen[factor] = ()
                 continue
-            wanted = [m for m in members if self._is_variable(m.side)]
-            wanted += [m for m in members if m.side in rule.results] if factor in results else []
+            variables = [m for m in members if self._is_variable(m.side)]
+            wanted = [m for m in members if m.side in rule.results] if factor in results else []
             wanted += sorted(members, key=lambda m: -prod(n or 1 for n in m.side.lengths))
-            found = next((a for m in wanted if (a := self._axes(m.side)[m.dimension])), ())
+            found = next((a for m in variables or wanted if (a := self._axes(m.side)[m.dimension])), ())
             axes = found[: next((k for k, a in enumerate(found) if a in used), len(found))]
             while axes and not all(divides(m.side.lengths[m.dimension], self.mesh.count(axes)) for m in members):
                 axes = axes[:-1]
@@ -189,7 +189,7 @@ class _Partition:
                 variable = self.step.by_handle[side.key].name
                 raise StrategyError(
                     f"{variable} is sharded as {self.shardings.of(side.key, len(side.lengths))}, but {rule.node.name} "
-                    f"({rule.node.op}) needs it whole along a sharded dimension. Shard another dimension of it, or none."
+                    f"({rule.node.op}) needs it whole along a sharded dimension. Shard other dimensions of it."
                 )
 
     def _reduced(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> tuple[Axes, str]:
@@ -258,9 +258,10 @@ class _Partition:
             self._now[name] = self._in_state(name, self._fixed[name])
 
     def _note(self, name: str, source: str, axes: Sequence[Axes]) -> None:
-        spec = self.step.spec_of(source)
-        lengths = [n if n is None else n // self.mesh.count(a) for n, a in zip(spec.shape.as_list(), axes, strict=True)]
-        self.editor.note({name: tf.TensorSpec(lengths, spec.dtype)})
+        whole = self.rules.static.lengths(source)
+        assert whole is not None, "a tensor of unknown rank is not divided"
+        lengths = [n if n is None else n // self.mesh.count(a) for n, a in zip(whole, axes, strict=True)]
+        self.editor.note({name: tf.TensorSpec(lengths, self.step.spec_of(source).dtype)})
 
     def _whole(self, name: str) -> str:
         rank = self.rules.shape(name).rank
@@ -280,10 +281,9 @@ class _Partition:
         for reshard in transfers(state, axes):
             parts = self.mesh.count(reshard.axes)
             source = self.source_of.get(name, name)
-            spec = self.editor.spec(name)
-            made = add_reshard(
-                self.editor, f"autodist/reshard/{len(self.source_of)}", name, spec, reshard, parts
-            )  # fmt: skip
+            spec = tf.TensorSpec([None] * len(axes), self.step.spec_of(source).dtype)
+            node = f"autodist/reshard/{len(self.source_of)}"
+            made = add_reshard(self.editor, node, name, spec, reshard, parts)
             state = after(state, reshard)
             self.source_of[made] = source
             self.states[made] = state
@@ -355,44 +355,50 @@ def transfers(state: State, axes: tuple[Axes, ...]) -> list[Reshard]:
     tensor smaller; gathers come last.
     """
     found: list[Reshard] = []
-
-    def add(reshard: Reshard) -> None:
-        nonlocal state
-        found.append(reshard)
-        state = after(state, reshard)
-
-    for at, (old, new) in enumerate(zip(state.axes, axes, strict=True)):
-        wanted = tuple(a for a in new[len(old) :] if a in state.partial)
-        if state.how == "sum" and wanted and new[: len(old)] == old and new[len(old) :] == wanted:
-            add(Reshard(ReshardKind.REDUCE_SCATTER, wanted, at, at))
-    if state.partial:
-        add(Reshard(ReshardKind.ALL_REDUCE, state.partial, how=state.how))
-    for at, new in enumerate(axes):
-        old = state.axes[at]
-        more = new[len(old) :]
-        elsewhere = {a for k, other in enumerate(state.axes) if k != at for a in other}
-        if more and new[: len(old)] == old and not elsewhere & set(more):
-            add(Reshard(ReshardKind.SLICE, more, at, at))
-    for at, new in enumerate(axes):
-        old = state.axes[at]
-        more = new[len(old) :]
-        if not more or new[: len(old)] != old:
-            continue
-        for k, other in enumerate(state.axes):
-            same = _same(other, axes[k])
-            if k != at and other[same:] == more:
-                add(Reshard(ReshardKind.ALL_TO_ALL, more, k, at))
-                break
-    for at, new in enumerate(axes):
-        old = state.axes[at]
-        lost = old[_same(old, new) :]
-        if lost:
-            add(Reshard(ReshardKind.ALL_GATHER, lost, at))
-    for at, new in enumerate(axes):
-        more = new[len(state.axes[at]) :]
-        if more:
-            add(Reshard(ReshardKind.SLICE, more, at, at))
+    for step in (_reductions, _slices, _moves, _gathers, _slices):
+        for reshard in step(state, axes):
+            found.append(reshard)
+            state = after(state, reshard)
     return found
+
+
+def _reductions(state: State, axes: tuple[Axes, ...]) -> Iterator[Reshard]:
+    left = state.partial
+    for at, (old, new) in enumerate(zip(state.axes, axes, strict=True)):
+        more = new[len(old) :]
+        if state.how == "sum" and more and new[: len(old)] == old and {*more} <= {*left}:
+            left = tuple(axis for axis in left if axis not in more)
+            yield Reshard(ReshardKind.REDUCE_SCATTER, more, at, at)
+    if left:
+        yield Reshard(ReshardKind.ALL_REDUCE, left, how=state.how)
+
+
+def _slices(state: State, axes: tuple[Axes, ...]) -> Iterator[Reshard]:
+    """Yields slices along axes that divide no dimension so far."""
+    used = {axis for old in state.axes for axis in old}
+    for at, (old, new) in enumerate(zip(state.axes, axes, strict=True)):
+        more = new[len(old) :]
+        if more and new[: len(old)] == old and used.isdisjoint(more):
+            yield Reshard(ReshardKind.SLICE, more, at, at)
+
+
+def _moves(state: State, axes: tuple[Axes, ...]) -> Iterator[Reshard]:
+    """Yields transfers of the last axes of one dimension to the end of another one."""
+    now = list(state.axes)
+    for at, new in enumerate(axes):
+        more = new[len(now[at]) :]
+        if not more or new[: len(now[at])] != now[at]:
+            continue
+        source = next((k for k, other in enumerate(now) if k != at and other[_same(other, axes[k]) :] == more), None)
+        if source is not None:
+            now[source], now[at] = now[source][: -len(more)], new
+            yield Reshard(ReshardKind.ALL_TO_ALL, more, source, at)
+
+
+def _gathers(state: State, axes: tuple[Axes, ...]) -> Iterator[Reshard]:
+    for at, (old, new) in enumerate(zip(state.axes, axes, strict=True)):
+        if lost := old[_same(old, new) :]:
+            yield Reshard(ReshardKind.ALL_GATHER, lost, at)
 
 
 def after(state: State, reshard: Reshard) -> State:

@@ -167,9 +167,7 @@ def divides(length: int | None, parts: int) -> bool:
 def _is_kept(rule: NodeRule, factor: Factor) -> bool:
     """Returns True if a factor occurs in all operands with factors, and in all results."""
     operands = [side for side in rule.operands if side is not None and any(f is not None for f in side.factors)]
-    return all(factor in side.factors for side in operands) and all(
-        factor in side.factors for side in rule.results if side is not None
-    )
+    return all(factor in side.factors for side in [*operands, *filter(None, rule.results)])
 
 
 def _up_to(sharding: Sharding, priority: int, before: Sharding | None) -> Sharding:

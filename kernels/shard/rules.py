@@ -14,8 +14,8 @@ from autodist.graph.effects import READS, Effects
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import types_of_outputs
 from autodist.graph.ops import Factor, FactorRule, OpView, factor_rule, writes_rows
-from autodist.graph.step import Step
-from autodist.layout.folding import Constants
+from autodist.graph.step import CapturedStep
+from autodist.kernels.shard.static_shapes import StaticShapes, is_open
 
 Lengths = tuple[int | None, ...]
 
@@ -43,7 +43,7 @@ class NodeRule:
 
     Attributes:
         node: the node.
-        operands: by position; None for an operand without dimensions, or of unknown rank.
+        operands: by position; None for an operand of unknown rank.
         results: by position; None likewise.
         rule: the factor rule; None if the node needs its operands whole.
     """
@@ -63,19 +63,22 @@ class Rules:
 
     Args:
         step: the step; its shapes are those of one device.
+
+    Attributes:
+        static: the shapes.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: CapturedStep) -> None:
         self._step = step
         self._nodes = step.graph_index.nodes
         self._effects = Effects(step.graph_def, self._nodes)
-        self._constants = Constants(lambda name: self._nodes.get(node_of(name)), self.shape)
+        self.static = StaticShapes(step)
         self._rules: dict[str, NodeRule] = {}
 
     def shape(self, name: str) -> tf.TensorShape:
-        """Returns the static shape of a tensor; that of the variable for a handle."""
+        """Returns the static shape of a tensor, as `StaticShapes` does; that of the variable for a handle."""
         variable = self.variable(name)
-        return tf.TensorShape(variable) if variable is not None else self._step.spec_of(name).shape
+        return tf.TensorShape(variable) if variable is not None else self.static.shape(name)
 
     def variable(self, name: str) -> Lengths | None:
         """Returns the lengths of the variable whose handle a tensor is; None for other tensors."""
@@ -88,21 +91,12 @@ class Rules:
         return handle if handle in self._step.by_handle else tensor(name)
 
     def constant(self, name: str) -> np.ndarray | None:
-        """Returns the value of a tensor that is computed from constants and static shapes only."""
-        return self._constants.value(tensor(name))
+        """Returns the value of a tensor that is computed from constants and shapes only."""
+        return self.static.constant(name)
 
     def node(self, name: str) -> tf.compat.v1.NodeDef:
         """Returns the node of a tensor."""
         return self._nodes[node_of(name)]
-
-    def lengths(self, name: str) -> Lengths | None:
-        """Returns the lengths that an integer vector holds, None for unknown ones; None if their number is unknown."""
-        node = self.node(name)
-        if node.op == "Shape":
-            shape = self.shape(node.input[0])
-            return None if shape.rank is None else tuple(shape.as_list())
-        value = self.constant(name)
-        return None if value is None else tuple(int(n) for n in value.reshape(-1))
 
     def of(self, name: str) -> NodeRule:
         """Returns the rule of a node."""
@@ -131,9 +125,9 @@ class Rules:
 
     def _side(self, name: str, axes: Sequence[Factor | None] | None) -> Side | None:
         shape = self.shape(name)
-        if not shape.rank:
+        if shape.rank is None:
             return None
-        lengths = tuple(shape.as_list())
+        lengths = tuple(None if is_open(n) else n for n in shape.as_list())
         known = (*(axes or ()), *[None] * len(lengths))[: len(lengths)]
         # A dimension of length 1 that is repeated belongs to no factor.
         return Side(self.key(name), lengths, tuple(f if n != 1 else None for f, n in zip(known, lengths, strict=True)))
@@ -159,18 +153,9 @@ class _View(OpView):
         name = self.inputs[index]
         source = self.rules.node(name)
         if source.op == "BroadcastGradientArgs":
-            shapes = [self.rules.lengths(i) for i in source.input[:2]]
-            return None if None in shapes else _axes_of_broadcast(shapes, output_index(name))
+            found = self.rules.static.broadcast_axes(source)
+            return None if found is None else found[output_index(name)]
         return super().axes_listed(index, of)
-
-
-def _axes_of_broadcast(shapes: Sequence[Lengths], which: int) -> set[int]:
-    """Returns the axes along which one of two shapes is repeated in a broadcast; an unknown length is not 1."""
-    rank = max(map(len, shapes))
-    padded = [(*[1] * (rank - len(shape)), *shape) for shape in shapes]
-    own, other = padded[which], padded[1 - which]
-    missing = rank - len(shapes[which])
-    return {k for k in range(rank) if k < missing or (own[k] == 1 and other[k] != 1)}
 
 
 def _rule(op: _View) -> FactorRule | None:

@@ -130,7 +130,11 @@ def rewritten(
     """
     first = Context(strategy, 0)
     apart = PlaceStages if first.goes_through_stages(captured.step) else Replicate
-    alike = () if registered_kernels() or first.mesh is not None else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
+    alike = (
+        ()
+        if registered_kernels() or first.mesh is not None
+        else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
+    )
     workers = range(first.workers)
     with without_stacks():
         step = rewrite(captured.step, first, kernels=alike)

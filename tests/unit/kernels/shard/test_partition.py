@@ -1,0 +1,99 @@
+"""Steps on a mesh equal those of one device; the transfers of known layouts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import keras
+import numpy as np
+import pytest
+
+from autodist.kernels import Context, rewrite
+from autodist.kernels.shard.reshards import Reshard, ReshardKind
+from tests.unit.kernels.in_one_process import Session, assert_same, on_mesh, one_device
+from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, transformer
+
+OPTIMIZERS = {
+    "sgd with momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(1e-2, epsilon=1e-3),
+    "the norm of each gradient": lambda: keras.optimizers.SGD(1e-2, clipnorm=0.1),
+    "the norm of all gradients": lambda: keras.optimizers.SGD(1e-2, global_clipnorm=0.1),
+    "adafactor": lambda: keras.optimizers.Adafactor(1e-2, epsilon_1=1e-3),
+}
+
+
+@pytest.fixture
+def in_float64(keras_in_float64):
+    return keras_in_float64
+
+
+def assert_equal_on_mesh(model: Model, sizes: dict[str, int], layouts: dict[str, str], rtol: float = 1e-12) -> None:
+    strategy = on_mesh(model.captured.step, sizes, layouts)
+    expected = one_device(model.captured, model.step, model.batches)
+    assert_same(Session(model.captured, strategy).train(model.batches), expected, rtol)
+
+
+def transfers_of(model: Model, sizes: dict[str, int], layouts: dict[str, str]) -> Counter[ReshardKind]:
+    found: Counter[ReshardKind] = Counter()
+
+    def count(kernel, step):
+        if kernel == "shard-tensors":
+            found.update(one.kind for node in step.graph_def.node if (one := Reshard.of(node)))
+
+    rewrite(model.captured.step, Context(on_mesh(model.captured.step, sizes, layouts), 0), also=count)
+    return found
+
+
+@pytest.mark.parametrize("sizes", [{"model": 2}, {"model": 4}, {"data": 2, "model": 2}, {"data": 3, "model": 2}])
+def test_columns_then_rows(sizes):
+    assert_equal_on_mesh(perceptron(), sizes, {"w1": "[–, model]", "w2": "[model, –]"})
+
+
+@pytest.mark.parametrize("layouts", [
+    {"w1": "[model, –]"}, {"w2": "[–, model]"}, {"b1": "[model]"}, {"m1": "[model, –]"},
+    {"w1": "[model, –]", "w2": "[model, –]"}, {"w1": "[–, model]", "w2": "[–, model]"},
+    {"w1": "[–, model]", "m1": "[model, –]"}, {"w1": "[–, –]", "w2": "[–, –]"}, {},
+], ids=str)  # fmt: skip
+def test_other_layouts(layouts):
+    assert_equal_on_mesh(perceptron(), {"data": 2, "model": 2}, layouts)
+
+
+def test_two_axes_of_tensors():
+    layouts = {"w1": "[a, b]", "w2": "[b, a]"}
+    assert_equal_on_mesh(perceptron(), {"a": 2, "b": 2}, layouts)
+    assert_equal_on_mesh(perceptron(), {"a": 2, "b": 2}, {"w1": "[–, a·b]", "w2": "[b·a, –]"})
+
+
+def test_columns_then_rows_are_summed_once():
+    found = transfers_of(perceptron(), {"model": 2}, {"w1": "[–, model]", "w2": "[model, –]"})
+    assert found == {ReshardKind.ALL_REDUCE: 1}
+
+
+@pytest.mark.usefixtures("in_float64")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_transformer(name):
+    model = transformer(OPTIMIZERS[name]())
+    layouts = model.layouts({**MEGATRON, "head/kernel": "[–, model]"})
+    assert_equal_on_mesh(model, {"data": 2, "model": 2}, layouts, 1e-9)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_a_block_is_summed_twice_forward_and_twice_backward():
+    model = transformer(keras.optimizers.Adam(1e-2), blocks=2)
+    found = transfers_of(model, {"model": 2}, model.layouts(MEGATRON))
+    assert found == {ReshardKind.ALL_REDUCE: 8}
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_each_place_holds_its_part_of_variables_and_slots():
+    model = transformer(keras.optimizers.Adam(1e-2))
+    strategy = on_mesh(model.captured.step, {"model": 2}, model.layouts(MEGATRON))
+    step = rewrite(model.captured.step, Context(strategy, 0))
+    shapes = {variable.name: variable.shape for variable in step.variables}
+    divided = {name for name, sharding in step.shardings.items() if sharding.divides}
+    kernels = [name for name in divided if name.endswith("kernel")]
+    assert len(kernels) == 6
+    assert len(divided) == 3 * (6 + 4)  # with the biases of query, key, value and up; a variable has two slots
+    whole = {variable.name: variable for variable in model.captured.step.variables}
+    for name in divided:
+        assert np.prod(shapes[name]) * 2 == np.prod(whole[name].shape)
