@@ -48,8 +48,8 @@ class StaticShapes:
 
     def broadcast_axes(self, node: tf.compat.v1.NodeDef) -> Sequence[set[int]] | None:
         """Returns the results of a BroadcastGradientArgs: the axes along which each of two shapes is repeated."""
-        shapes = [self.constant(i) for i in node.input[:2]]
-        if any(shape is None for shape in shapes):
+        shapes = [shape for i in node.input[:2] if (shape := self.constant(i)) is not None]
+        if len(shapes) < 2:
             return None
         rank = max(map(len, shapes))
         padded = [[1] * (rank - len(shape)) + [int(n) for n in shape] for shape in shapes]
@@ -106,8 +106,9 @@ class _Constants(Constants):
         found = super()._compute(node, depth)
         if found is not None or node.op not in ("StridedSlice", "GatherV2"):
             return found
-        values = [self.value(i, depth + 1) for i in node.input if not is_control(i)]
-        if any(value is None for value in values) or values[0].ndim != 1:
+        inputs = [i for i in node.input if not is_control(i)]
+        values = [value for i in inputs if (value := self.value(i, depth + 1)) is not None]
+        if len(values) < len(inputs) or values[0].ndim != 1:
             return None
         if node.op == "GatherV2":
             return np.asarray(values[0][values[1]]) if values[2] == 0 else None
