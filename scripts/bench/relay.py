@@ -1,6 +1,6 @@
 """A relay for the connections to other workers, which delays them and limits their rate; a process of its own.
 
-    python -m bench.relay DELAY RATE COUNTS HOST:PORT …
+    python scripts/bench/relay.py DELAY RATE COUNTS HOST:PORT …
 
 It prints the ports at which it listens, one for each address, and ends with its standard input. The file COUNTS holds
 the bytes that it has relayed so far. Linux's `netem` would do the same, but is missing in many kernels, and needs root.
@@ -43,7 +43,7 @@ class Relay:
         others = [address for k, address in enumerate(addresses) if k != index]
         options = [str(self._delay), str(self._rate), str(_counts_of(self._folder, index))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.relay", *options, *others],
+            [sys.executable, __file__, *options, *others],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None, "requested above"
