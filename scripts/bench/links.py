@@ -27,6 +27,9 @@ FASTEST = 10_000
 STEPS = 6
 """Steps of a turn, which may take seconds each. The mean of a turn counts, since short and long steps may alternate: a
 worker runs ahead of the other one while messages are on their way."""
+SETTLING = 2
+"""Steps of a turn that do not count. The second worker has sent its message for the first one before the turn begins,
+so the first step is short, and the second one waits for the first message that is sent within the turn."""
 LIMIT = 1800.0
 """Time limit in seconds for all builders over one link."""
 
@@ -69,7 +72,7 @@ def compare_link(link: Link, length: Length) -> list[Result]:
     Raises:
         JobError: one of them did not run.
     """
-    length = replace(length, warmup=3, turns=2, steps=STEPS, settling=1, limit=LIMIT)
+    length = replace(length, warmup=3, turns=2, steps=STEPS, settling=SETTLING, limit=LIMIT)
     slow = {"delay": link.round_trip / 2, "rate": _bytes_per_second(link.rate)}
     ways = [Way("autodist", link.model, 2, builder=builder, **slow) for builder in link.builders]
     with running([Way("multi-worker", link.model, 2, **slow), *ways], length) as jobs:
