@@ -14,7 +14,7 @@ from tensorflow.python.framework import auto_control_deps_utils as control  # re
 from tensorflow.python.framework.ops import EagerTensor  # the class of all eager tensors
 
 from autodist.capture.training_hooks import is_distributing
-from autodist.errors import CaptureError
+from autodist.errors import AutoDistError, CaptureError
 from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
 
@@ -55,7 +55,7 @@ def explaining_open_axes() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if _NO_LENGTH.search(str(error)):
+        if _NO_LENGTH.search(str(error)) and not isinstance(error, AutoDistError):
             error.add_note(
                 "AutoDist captures a step with its batch axis open: x.shape[0] of an argument x is None there. Use "
                 "tf.shape(x)[0] instead, or -1 in tf.reshape."

@@ -19,6 +19,7 @@ from autodist.capture.keras.distribution.run_settings import current_run
 from autodist.capture.keras.distribution.variables import REMOVE, KerasVariable, made_under
 from autodist.capture.training_hooks import is_distributing
 from autodist.errors import StrategyError
+from autodist.logs.formatting import counted
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.tf_compat.patches import SET_DISTRIBUTIONS, patched
 
@@ -167,5 +168,5 @@ def _noting_support(name: str) -> Iterator[None]:
 def _note_data_parallel(devices: int) -> None:
     log.info(
         "AutoDist trains as keras.distribution.DataParallel does: each batch is divided among the replicas that the "
-        "YAML names, instead of the %d devices of Keras's mesh.", devices, extra=ALIKE_EVERYWHERE,
+        "YAML names, instead of the %s of Keras's mesh.", counted(devices, "device"), extra=ALIKE_EVERYWHERE,
     )  # fmt: skip
