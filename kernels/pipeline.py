@@ -50,13 +50,33 @@ from autodist.kernels.rows.choose_row_joins import ChooseRowJoins
 from autodist.kernels.rows.merge_rows import MergeRows
 from autodist.kernels.rows.report_table_writes import ReportTableWrites
 from autodist.kernels.rows.rewrite_rows import RewriteRows
+from autodist.kernels.shard.add_data_flow_edges import AddDataFlowEdges
+from autodist.kernels.shard.apply_constraints import ApplyConstraints
+from autodist.kernels.shard.complete_manual_regions import CompleteManualRegions
+from autodist.kernels.shard.lift_meshes import LiftMeshes
 from autodist.kernels.shard.lower import LowerReshards
 from autodist.kernels.shard.partition import ShardTensors
+from autodist.kernels.shard.remove_size_one_axes import RemoveSizeOneAxes
+from autodist.kernels.shard.split_constants import SplitConstants
+from autodist.kernels.shard.unite_groups import UniteGroups
 
 log = logging.getLogger("autodist")
 
 DUMP_VARIABLE = "AUTODIST_DUMP"
 """Environment variable that names a folder; the graph after each kernel is written to it, for TensorBoard."""
+
+IMPORT_PASSES: tuple[AnyKernel, ...] = (
+    LiftMeshes(),
+    RemoveSizeOneAxes(),
+    SplitConstants(),
+    CompleteManualRegions(),
+    AddDataFlowEdges(),
+    ApplyConstraints(),
+    UniteGroups(),
+)
+"""The passes that bring annotations into the form in which they propagate; they return a step without annotations as
+it is.
+"""
 
 KERNELS: tuple[AnyKernel, ...] = in_order(
     InlineBranches(),
@@ -68,6 +88,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     RewriteRows(),
     ReportTableWrites(),
     ChooseRowJoins(),
+    *IMPORT_PASSES,
     AssignOwners(),
     ShardTensors(),
     PartitionVariables(),

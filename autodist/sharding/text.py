@@ -24,8 +24,9 @@ def lines_of(annotations: Annotations) -> Iterator[str]:
     for name, region in annotations.regions.items():
         yield from _region(name, region)
     for edge in annotations.edges:
-        flow = f"edge {edge.owner}: {', '.join(edge.sources)} → {', '.join(edge.targets)}"
-        yield f"{flow} {_text(edge.constraint)}" if edge.constraint else flow
+        ends = ", ".join(edge.sources), "→", ", ".join(edge.targets)
+        shown = _text(edge.constraint) if edge.constraint else ""
+        yield " ".join(filter(None, (f"edge {edge.owner}:", *ends, shown)))
     yield from (f"barrier {name}" for name in sorted(annotations.barriers))
     yield from (f"copy {name} of {original}" for name, original in annotations.copies.items())
     yield from (f"whole {name}: {reason}" for name, reason in annotations.whole.items())
@@ -33,7 +34,8 @@ def lines_of(annotations: Annotations) -> Iterator[str]:
 
 
 def _region(name: str, region: ManualRegion) -> Iterable[str]:
-    yield f"region {name} over {', '.join(region.axes)}{_places(region.origin)}"
+    over = f" over {', '.join(region.axes)}" if region.axes else ""
+    yield f"region {name}{over}{_places(region.origin)}"
     for title, markers in (("input", region.inputs), ("output", region.outputs)):
         yield from (f"{title} {marker} of {name}: {_text(one)}" for marker, one in markers.items())
     if region.body:

@@ -135,7 +135,7 @@ def _constraint(text: str, origin: Origin) -> Constraint:
 
 def _edge(text: str, origin: Origin) -> DataFlowEdge:
     owner, _, flow = text.partition(": ")
-    found = re.fullmatch(r"(.*?) ?→ (.*?)( \[.*)?", flow)
+    found = re.fullmatch(r"(.*?) ?→ ?(.*?)( ?\[.*)?", flow)
     assert found, f"{text!r} is no edge"
     sources, targets = (tuple(filter(None, part.split(", "))) for part in found.group(1, 2))
     return DataFlowEdge(owner, sources, targets, _constraint(found[3].strip(), origin) if found[3] else None)

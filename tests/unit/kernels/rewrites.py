@@ -83,10 +83,10 @@ def assert_rewrites(
     marked = lines if any(line.startswith(("+ ", "- ")) for line in lines) else [f"  {line}" for line in lines]
     phase = CapturedStep if kernel.takes is Step else kernel.takes
     before = step_of("\n".join(line[2:] for line in marked if line[0] != "+"), phase, **fields)
-    given = list(_lines(before))
+    given = list(lines_of_step(before))
     after = kernel.apply(before, Context(plan(before, workers, replicas), 0))
-    assert list(_lines(before)) == given, f"{kernel.name} has changed the step that it received"
-    made = [line for line in _lines(after) if not line.startswith(hides)]
+    assert list(lines_of_step(before)) == given, f"{kernel.name} has changed the step that it received"
+    made = [line for line in lines_of_step(after) if not line.startswith(hides)]
     if sorted(made) != sorted(line[2:] for line in marked if line[0] != "-"):
         lines = difflib.unified_diff(given, made, n=len(before.graph_def.node), lineterm="")
         found = [f"{line[0]} {line[1:]}" for line in lines][3:] or ["(the step of the text, unchanged)"]
@@ -96,7 +96,7 @@ def assert_rewrites(
     return after
 
 
-def _lines(step: Step) -> Iterable[str]:
+def lines_of_step(step: Step) -> Iterable[str]:
     yield from lines_of(step.graph_def).values()
     for word, names in (("return", step.outputs), ("run", step.targets)):
         if names:

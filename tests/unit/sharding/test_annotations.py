@@ -23,7 +23,7 @@ LINES = [
     "body of f: k, l",
     "edge w: u:0 → r:0, q:0 [–, b] (cluster.yml:5)",
     "edge while:1: x:0, body@y:0 → while:1, body@x:0",
-    "edge v:  → v_read:0",
+    "edge v: → v_read:0",
     "barrier e",
     "copy k_1 of k",
     "whole while:3: a list of tensors",
