@@ -85,7 +85,7 @@ class Context:
     @property
     def places(self) -> int:
         """The number of devices of all workers; each is a place of a mesh."""
-        return len(self.replicas)
+        return len(self.strategy.mesh.places) or len(self.strategy.graph_config.replicas)
 
     @functools.cached_property
     def workers(self) -> int:
