@@ -13,20 +13,24 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.annotated import annotated, with_annotations
 from autodist.kernels.shard.checked import checked
 from autodist.logs.formatting import counted
-from autodist.sharding import Annotations, Constraint, Mesh, Origin
+from autodist.sharding import Annotations, Constraint, Mesh, Origin, Sharding
+
+MESH = "mesh"
+"""The name of a strategy's mesh in the table."""
 
 
 @dataclass(frozen=True)
 class LiftMeshes(Kernel[CapturedStep, CapturedStep]):
     """Moves meshes that are written with a sharding to the table, in which no two meshes are alike.
 
+    The table begins with the mesh of the strategy, and the shardings of the strategy are among those of the variables.
     It also checks each sharding against its mesh and its tensor, and the mesh against the devices of the run.
     """
 
     name: ClassVar[str] = "lift-meshes"
 
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
-        annotations = annotated(step)
+        annotations = annotated(step) if context.mesh is None else _with_strategy(step.annotations, context)
         if annotations is None:
             return step
         lifted = lift(annotations)
@@ -66,6 +70,26 @@ def lift(annotations: Annotations) -> Annotations:
 
     made = annotations.map(lifted)
     return replace(made, meshes=meshes, mesh_origins=origins)
+
+
+def _with_strategy(annotations: Annotations | None, context: Context) -> Annotations:
+    """Returns the annotations of a step together with the mesh and the shardings of the strategy.
+
+    Raises:
+        StrategyError: the script requests another sharding of a variable than the strategy.
+    """
+    assert context.mesh is not None, "only a mesh has shardings"
+    given = annotations or Annotations({})
+    variables = dict(given.variables)
+    for one in context.strategy.mesh.variables:
+        own = Constraint(Sharding.parse(one.sharding), Origin(one.origin), context.mesh)
+        other = variables.setdefault(one.variable, own)
+        if other.origin != own.origin and other.sharding.dims[: own.sharding.rank] != own.sharding.dims:
+            raise StrategyError(
+                f"The variable {one.variable} has two shardings, {own.sharding} ({own.origin}) and {other.sharding} "
+                f"({other.origin}). Leave out one of them."
+            )
+    return replace(given, meshes={MESH: context.mesh, **given.meshes}, variables=variables)
 
 
 def _content(mesh: Mesh) -> object:

@@ -21,7 +21,7 @@ from autodist.kernels.shard.propagate import Axes, Shardings, divides, members_o
 from autodist.kernels.shard.reshards import Reshard, ReshardKind, add_reshard
 from autodist.kernels.shard.rules import NodeRule, Rules, Side
 from autodist.layout import DrawAt, Kind, Propagation, RowsOfDraw
-from autodist.sharding import Annotations, Constraint, Mesh, Origin, Sharding
+from autodist.sharding import Mesh
 
 _LENGTHS = having(Trait.LENGTHS)
 
@@ -64,28 +64,17 @@ class ShardTensors(Kernel[PlacedStep, PlacedStep]):
     name: ClassVar[str] = "shard-tensors"
     after: ClassVar[Mapping[str, str]] = {
         "assign-owners": "the slots of a divided variable are known",
+        "unite-groups": "the annotations of the script and of the strategy are in normal form",
     }
 
     def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         if context.mesh is None:
             return step
         mesh = context.mesh
-        step = replace(step, annotations=_annotations(step, context))
         rules = Rules(step)
         shardings = Shardings(step, mesh, rules)
         shardings.propagate()
         return _Partition(step, mesh, rules, shardings).run()
-
-
-def _annotations(step: PlacedStep, context: Context) -> Annotations:
-    """Returns the annotations of a step, with those of the strategy."""
-    assert context.mesh is not None, "only a mesh has annotations"
-    said = {
-        one.variable: Constraint(Sharding.parse(one.sharding), Origin(one.origin))
-        for one in context.strategy.mesh.variables
-        if one.variable in step.by_name
-    }
-    return Annotations({"mesh": context.mesh}, said)
 
 
 class _Partition:

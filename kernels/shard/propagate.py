@@ -78,6 +78,7 @@ class Shardings:
             yield self._step.by_name[name].handle, constraint.sharding
         for node, constraint in annotations.constraints.items():
             yield tensor(node), constraint.sharding
+        yield from ((name, constraint.sharding) for name, constraint in annotations.tensors.items())
 
     def _until_stable(self, level: int) -> None:
         waiting = deque(self._step.graph_index.nodes)

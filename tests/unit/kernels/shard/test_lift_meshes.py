@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from autodist.errors import StrategyError
+from autodist.kernels import Context
 from autodist.kernels.shard.lift_meshes import LiftMeshes, lift
 from autodist.sharding import Axis, Mesh
 from tests.unit.kernels.annotation_text import annotations_from, text_of_annotations
-from tests.unit.kernels.rewrites import cases
+from tests.unit.kernels.in_one_process import on_mesh
+from tests.unit.kernels.rewrites import cases, step_of
 from tests.unit.kernels.shard.imports import assert_imports, imported
 
 W = "w = VarHandleOp(shape=[8, 6])\nr = ReadVariableOp(w)\nc = Identity(r)\n"
@@ -172,3 +174,23 @@ def lift_into(annotations, mesh):
 def test_a_constraint_on_a_node_that_does_not_exist_is_warned_of(caplog):
     imported(LiftMeshes(), W + "mesh mesh = {a: 2, b: 2}\nconstraint lost: [a] (train.py:9)")
     assert "the step has no node lost, so the sharding [a] (train.py:9) has no effect" in caplog.text
+
+
+def test_the_mesh_and_the_shardings_of_a_strategy_are_annotations():
+    step = step_of(W + "variable w: [–, b] on {a: 2, b: 2} (train.py:7)\nconstraint c: [a] (train.py:8)")
+    strategy = on_mesh(step, {"a": 2, "b": 2}, {"w": "[–, b]", "absent": "[b]"})
+    made = LiftMeshes().apply(step, Context(strategy, 0))
+    assert text_of_annotations(made.annotations) == [
+        "mesh mesh = {a: 2, b: 2}",
+        "variable w: [–, b] (train.py:7)",
+        "constraint c: [a, –] (train.py:8)",
+        "missing absent: [b] (a test)",
+    ]
+    assert LiftMeshes().apply(made, Context(strategy, 0)) is made
+
+
+def test_a_script_and_a_strategy_that_disagree_are_refused_with_both_places():
+    step = step_of(W + "variable w: [–, b] on {a: 2, b: 2} (train.py:7)")
+    strategy = on_mesh(step, {"a": 2, "b": 2}, {"w": "[b, –]"})
+    with pytest.raises(StrategyError, match=r"w has two shardings, \[b, –\] \(a test\) and \[–, b\] \(train.py:7\)"):
+        LiftMeshes().apply(step, Context(strategy, 0))
