@@ -64,6 +64,7 @@ layouts = LayoutMap(DeviceMesh({shape}, ["batch", "model"]))
 layouts[".*kernel"] = (None, "model")
 with ad.scope():
     note(f"scope{{me}}")
+    wait_for(f"scope{{1 - me}}")
     keras.distribution.set_distribution(ModelParallel(layout_map=layouts))
     fit()
     note("trained")

@@ -88,8 +88,7 @@ def layouts_of(
     layout_map = _map_of(distribution)
     translation = _Translation(layout_map, run)
     found = {variable.path: translation.of_variable(variable) for variable in variables}
-    used = {key for key in layout_map if any(re.fullmatch(key, path) for path in paths)}
-    others = [key for key in layout_map if key not in used]
+    others = [key for key in layout_map if not any(key == path or re.fullmatch(key, path) for path in paths)]
     outputs = {key: translation.of_key(key) for key in others if key.removesuffix("$").endswith(_OF_OUTPUT)}
     idle = [key for key in others if key not in outputs] if variables else []
     for key in idle:
@@ -223,7 +222,7 @@ def _require_pattern(key: str) -> None:
 
 
 def _require_no_slot(key: str, slots: Iterable[str]) -> None:
-    matching = [path for path in slots if re.fullmatch(key, path)]
+    matching = [path for path in slots if key == path or re.fullmatch(key, path)]
     if matching:
         raise StrategyError(
             f"{capitalised(_origin(key))} matches slots of an optimizer alone: {some_of(matching)}. Slots are sharded "

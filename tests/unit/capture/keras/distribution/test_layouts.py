@@ -76,6 +76,12 @@ def test_a_layout_of_the_variable_itself_comes_before_the_keys() -> None:
     assert layouts_of(layouts, FOUR, [own]).missing == {}
 
 
+def test_a_path_as_key_need_not_match_itself() -> None:
+    layouts = layout_map(**{"dense(1)/kernel": (None, "model")})
+    found = layouts_of(layouts, FOUR, [variable("dense(1)/kernel", 6, 4)])
+    assert ([*found.variables], found.missing) == (["dense(1)/kernel"], {})
+
+
 def test_keys_of_outputs_are_apart_and_are_not_reported() -> None:
     layouts = layout_map(**{".*/output": ("batch", None, "model"), "dense/kernel": (None, "model")})
     found = layouts_of(layouts, FOUR, [variable("dense/kernel", 6, 4)])
