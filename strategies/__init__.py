@@ -20,6 +20,7 @@ from autodist.strategies.build_strategy import call_builder
 from autodist.strategies.check import check_strategy
 from autodist.strategies.cost import Traffic, bytes_sent, link_bytes, sums_by_worker, traffic
 from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
+from autodist.strategies.mesh import Mesh
 from autodist.strategies.nodes import partitioned_node, whole_node
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
 from autodist.strategies.override_variables import OverrideVariables
@@ -28,7 +29,7 @@ from autodist.strategies.partition import Partition
 from autodist.strategies.partitioned_ar import PartitionedAR
 from autodist.strategies.partitioned_ps import PartitionedPS
 from autodist.strategies.partitioning import PartitionOptions, even_sizes, proportional_sizes, shards_of
-from autodist.strategies.pipeline import Pipeline, arranged, find_pipeline
+from autodist.strategies.pipeline import Pipeline, arranged, find_mesh, find_pipeline
 from autodist.strategies.placed import PlacedBuilder, errors_with_place
 from autodist.strategies.ps import PS, SYNCHRONOUS, ServerOptions, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
@@ -62,6 +63,7 @@ __all__ = [
     "Cut",
     "GraphLike",
     "GreedyLoads",
+    "Mesh",
     "Override",
     "OverrideVariables",
     "PSLoadBalancing",
@@ -93,6 +95,7 @@ __all__ = [
     "errors_with_place",
     "even_sizes",
     "find_builder",
+    "find_mesh",
     "find_pipeline",
     "graph_config",
     "link_bytes",

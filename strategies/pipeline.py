@@ -14,6 +14,7 @@ from autodist.options.fields import OptionError, check_options
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec, Worker
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
+from autodist.strategies.mesh import Mesh
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.pipeline_stages import Stages, flops_in, stages_of_variables
 from autodist.strategies.placed import PlacedBuilder
@@ -132,6 +133,8 @@ def arranged(builder: BuildsStrategy, resource_spec: ResourceSpec) -> ResourceSp
     """
     if isinstance(builder, PlacedBuilder):
         return builder.placed(lambda: arranged(builder.builder, resource_spec))
+    if isinstance(builder, Mesh):
+        return builder.arranged(resource_spec)
     pipeline = find_pipeline(builder)
     if pipeline is None:
         return resource_spec
@@ -141,9 +144,20 @@ def arranged(builder: BuildsStrategy, resource_spec: ResourceSpec) -> ResourceSp
 
 def find_pipeline(builder: BuildsStrategy) -> Pipeline | None:
     """Returns the pipeline builder that decides first; None if there are no pipeline stages."""
+    first = _first(builder)
+    return first if isinstance(first, Pipeline) else None
+
+
+def find_mesh(builder: BuildsStrategy) -> Mesh | None:
+    """Returns the mesh builder that decides first; None if there is no mesh."""
+    first = _first(builder)
+    return first if isinstance(first, Mesh) else None
+
+
+def _first(builder: BuildsStrategy) -> BuildsStrategy:
     while isinstance(builder, PlacedBuilder | OverrideVariables):
         builder = builder.builder
-    return builder if isinstance(builder, Pipeline) else None
+    return builder
 
 
 @dataclass(frozen=True)

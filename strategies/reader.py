@@ -21,6 +21,7 @@ from autodist.resources import StrategySection, VariableOverride
 from autodist.strategies.all_reduce import AllReduce
 from autodist.strategies.base import BuildsStrategy
 from autodist.strategies.build_strategy import describe_failure, require_builder
+from autodist.strategies.mesh import Mesh
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.placed import PlacedBuilder
@@ -30,6 +31,9 @@ SYNCHRONIZERS: dict[str, type[UseAllReduce | UseParameterServer]] = {
     "AllReduce": UseAllReduce,
     "PS": UseParameterServer,
 }
+
+SHARDING = "sharding"
+"""Setting of a pattern: the layout of its variables on a mesh."""
 
 DEFAULT = AllReduce.__name__
 
@@ -67,11 +71,27 @@ def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
     name = section.builder or DEFAULT
     maker = find_builder(name, section.place("builder"))
     about = name if section.builder else f"{DEFAULT} (the default builder)"
-    builder: BuildsStrategy = _make(maker, about, section.options, section.place)
-    overrides = tuple(_override(override, section) for override in section.variables)
+    options = {**section.options, "layouts": _layouts(section)} if maker is Mesh else section.options
+    builder: BuildsStrategy = _make(maker, about, options, section.place)
+    overrides = () if maker is Mesh else tuple(_override(override, section) for override in section.variables)
     if overrides:
         builder = OverrideVariables(builder, overrides)
     return builder if section.place() is None else PlacedBuilder(builder, section)
+
+
+def _layouts(section: StrategySection) -> dict[str, Any]:
+    """Returns the layouts of variables on a mesh, by pattern."""
+    found = {}
+    for override in section.variables:
+        if set(override.settings) != {SHARDING}:
+            others = [key for key in override.settings if key != SHARDING]
+            raise StrategyError(
+                f"The pattern {override.pattern!r} has {listed(others) if others else 'no settings'}, but on a mesh the "
+                f"only setting of a pattern is {SHARDING}: the axis of the mesh for each dimension.",
+                section.place("variables", override.pattern, *others[:1]),
+            )
+        found[override.pattern] = override.settings[SHARDING]
+    return found
 
 
 def _override(override: VariableOverride, section: StrategySection) -> Override:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 from autodist.placement.group import Group
 from autodist.placement.partitioning import Partitioning, shard_name
@@ -40,7 +41,7 @@ class Holder:
 
     Attributes:
         slices: the slices, in the order of their starts; one for a value that is not partitioned.
-        axis: the axis along which they divide the value; None if it is not partitioned.
+        axis: the axis along which they divide the value; None if it is whole, or divided along several axes.
     """
 
     slices: tuple[Slice, ...]
@@ -62,9 +63,27 @@ class Holder:
             slices.append(Slice(shard_name("", k), begin, length, group))
         return cls(tuple(slices), axis)
 
+    @classmethod
+    def divided(cls, shape: Sequence[int], counts: Sequence[int], groups: Iterable[Group]) -> Holder:
+        """Returns the holder of a value that a mesh divides evenly, in row-major order of its parts.
+
+        Args:
+            shape: of the whole value.
+            counts: the number of parts along each axis.
+            groups: the places that hold each part.
+        """
+        length = tuple(n // count for n, count in zip(shape, counts, strict=True))
+        starts = product(*(range(0, n, part) for n, part in zip(shape, length, strict=True)))
+        along = [axis for axis, count in enumerate(counts) if count > 1]
+        slices = tuple(
+            Slice(shard_name("", k), start, length, group)
+            for k, (start, group) in enumerate(zip(starts, groups, strict=True))
+        )
+        return cls(slices, along[0] if len(along) == 1 else None)
+
     @cached_property
     def partitioning(self) -> Partitioning | None:
-        """The axis along which the slices divide the value, and their lengths; None if it is not partitioned."""
+        """The axis along which the slices divide the value, and their lengths; None if there is no single axis."""
         axis = self.axis
         return None if axis is None else Partitioning(axis, tuple(one.shape[axis] for one in self.slices))
 
@@ -77,7 +96,7 @@ class Holder:
     @property
     def is_everywhere(self) -> bool:
         """True if every worker holds the whole value, and no copies of it."""
-        return self.partitioning is None and self.slices[0].group.is_all and not self.slices[0].copies
+        return len(self.slices) == 1 and self.slices[0].group.is_all and not self.slices[0].copies
 
     def is_held_by(self, worker: int) -> bool:
         """Returns True if a worker reads the whole value without another worker."""

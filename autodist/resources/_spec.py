@@ -6,6 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -47,6 +48,7 @@ class ResourceSpec(YamlKeys):
         is_given: True if a scheduler starts the processes, which exchange their addresses.
         allotments: with `nodes: given`, the devices, cores and port of each worker. Empty until its processes have
             joined; until then `nodes` is this machine alone.
+        mesh_rows: the places of each row of a mesh along the data axis, as positions among all places; empty: no mesh.
         micro_batches: the number of micro-batches of a pipeline, which are its replicas, all on the chief's device; 0:
             not a pipeline, and each device of each worker is a replica.
         owned_bytes: for each worker, the bytes of variables of earlier steps that it owns; (): no earlier step.
@@ -54,6 +56,7 @@ class ResourceSpec(YamlKeys):
 
     allotments: tuple[Allotment, ...] = Field(default=(), repr=False)
     micro_batches: int = Field(default=0, repr=False)
+    mesh_rows: tuple[tuple[int, ...], ...] = Field(default=(), repr=False)
     owned_bytes: tuple[int, ...] = Field(default=(), repr=False)
 
     @classmethod
@@ -91,7 +94,7 @@ class ResourceSpec(YamlKeys):
         spec = cls._parse(content["spec"], Source(content["file"], content["lines"]))
         allotments = tuple(Allotment(tuple(devices), cores, port) for devices, cores, port in content["allotments"])
         made = spec.model_copy(update={"is_given": content["is_given"], "allotments": allotments})
-        return made.with_micro_batches(content["micro_batches"])
+        return made.with_micro_batches(content["micro_batches"]).with_mesh_rows(content["mesh_rows"])
 
     def as_given(self) -> ResourceSpec:
         """Returns this spec without its machines, for processes that a scheduler has started."""
@@ -123,7 +126,24 @@ class ResourceSpec(YamlKeys):
 
     def with_micro_batches(self, count: int) -> ResourceSpec:
         """Returns this spec for a pipeline, whose replicas are `count` micro-batches; 0: not a pipeline."""
-        made = self.model_copy(update={"micro_batches": count})
+        return self._changed({"micro_batches": count})
+
+    def with_mesh_rows(self, rows: Sequence[Sequence[int]]) -> ResourceSpec:
+        """Returns this spec for a mesh, as the first row sees it.
+
+        Args:
+            rows: the places of each row along the data axis, which share a batch, as positions among all places.
+        """
+        return self._changed({"mesh_rows": tuple(map(tuple, rows))})
+
+    def seen_by(self, worker: int) -> ResourceSpec:
+        """Returns this spec as a worker sees it: on a mesh, the replicas are the places of its own row."""
+        workers = [replica.worker.index for replica in list_replicas(self.workers)]
+        rows = [row for row in self.mesh_rows if worker in {workers[place] for place in row}]
+        return self._changed({"mesh_rows": (*rows, *(r for r in self.mesh_rows if r not in rows))}) if rows else self
+
+    def _changed(self, update: Mapping[str, Any]) -> ResourceSpec:
+        made = self.model_copy(update=update)
         for name in ("replicas", "replica_workers"):  # cached values of the earlier spec
             made.__dict__.pop(name, None)
         return made
@@ -139,7 +159,10 @@ class ResourceSpec(YamlKeys):
     def to_payload(self) -> str:
         """Returns JSON text that carries the spec to another process."""
         allotments = [[allotment.devices, allotment.cores, allotment.port] for allotment in self.allotments]
-        given = {"is_given": self.is_given, "allotments": allotments, "micro_batches": self.micro_batches}
+        given = {
+            "is_given": self.is_given, "allotments": allotments, "micro_batches": self.micro_batches,
+            "mesh_rows": self.mesh_rows,
+        }  # fmt: skip
         content = self.model_dump(mode="json", include={"nodes"}) if self.is_given else {}
         spec = self.to_dict() | content
         return json.dumps({"spec": spec, "file": self.file, "lines": dict(self.source.lines), **given})
@@ -176,11 +199,17 @@ class ResourceSpec(YamlKeys):
 
     @functools.cached_property
     def replicas(self) -> tuple[Replica, ...]:
-        """All replicas, in the order of the workers and of their devices; those of a pipeline are its micro-batches."""
+        """All replicas, in the order of the workers and of their devices.
+
+        Those of a pipeline are its micro-batches, those on a mesh the places of one row along the data axis.
+        """
         if self.micro_batches:
             first = self.workers[0]
             return tuple(Replica(index, first, first.devices[0]) for index in range(self.micro_batches))
-        return tuple(list_replicas(self.workers))
+        found = list(list_replicas(self.workers))
+        if not self.mesh_rows:
+            return tuple(found)
+        return tuple(replace(found[place], index=index) for index, place in enumerate(self.mesh_rows[0]))
 
     @functools.cached_property
     def replica_workers(self) -> tuple[int, ...]:
@@ -194,8 +223,8 @@ class ResourceSpec(YamlKeys):
 
     @property
     def feeding_workers(self) -> tuple[int, ...]:
-        """The workers whose parts make up a batch, in order: once per replica; in a pipeline, once per worker."""
-        return tuple(range(len(self.workers))) if self.micro_batches else self.replica_workers
+        """The workers whose parts make up a batch, in order: once per replica; in a pipeline or mesh, once per worker."""
+        return tuple(range(len(self.workers))) if self.micro_batches or self.mesh_rows else self.replica_workers
 
     @property
     def gathers_batches(self) -> bool:

@@ -92,6 +92,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.index = self.worker_client.index if self.worker_client else 0
+        self.spec = self.spec.seen_by(self.index)
         self.workers = len(self.spec.workers)
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.startup = StartupProgress(is_chief=self.index == 0)

@@ -17,11 +17,13 @@ from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.stage_costs import Rewriting
 from autodist.runtime.fusions import keep_apart
+from autodist.sharding import Sharding
 from autodist.strategies import (
     BuildsStrategy,
     call_builder,
     check_strategy,
     errors_with_place,
+    find_mesh,
     graph_config,
     resolve_specs,
     synced_variables,
@@ -51,6 +53,7 @@ class StepPlans:
         self._rehearsed: tuple[tf.compat.v1.GraphDef, ReplicatedStep] | None = None
         self._seen: Rewriting | None = None
         self._pipeline: strategy_pb2.Pipeline | None = None
+        self._shardings: dict[str, Sharding] = {}
         self._count = 0
         self._has_warned_of_marks = False
 
@@ -72,9 +75,10 @@ class StepPlans:
             StrategyError: the strategy is not possible for this step.
         """
         if not step.gradients:
-            return resolve_specs(
-                strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec)), step, self._spec
-            )
+            strategy = strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec))
+            if self._builder is not None and (mesh := find_mesh(self._builder)) is not None:
+                strategy.mesh.CopyFrom(mesh.message(self._spec))
+            return resolve_specs(strategy, step, self._spec)
         assert self._builder is not None, "the chief builds the strategy"
         trained = {names[variable.name] for variable in synced_variables(step)}
         spec = self._spec.with_owned_bytes(self._other_owned_bytes(trained))
@@ -181,6 +185,21 @@ class StepPlans:
         staged.pipeline.CopyFrom(self._pipeline)
         return staged
 
+    def _with_shardings(self, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+        """Adds the shardings that earlier steps have given to variables; these do not change."""
+        known = {name: self._shardings[shared] for name, shared in names.items() if shared in self._shardings}
+        if not known:
+            return strategy
+        made = strategy_pb2.Strategy()
+        made.CopyFrom(strategy)
+        del made.mesh.variables[:]
+        made.mesh.variables.extend(one for one in strategy.mesh.variables if one.variable not in known)
+        made.mesh.variables.extend(
+            strategy_pb2.VariableSharding(variable=name, sharding=str(one.closed()), origin="an earlier step")
+            for name, one in known.items()
+        )
+        return made
+
     def _rewrite(
         self,
         step: CapturedStep,
@@ -190,11 +209,14 @@ class StepPlans:
         kernels: Sequence[AnyKernel] = KERNELS,
         seen: Rewriting | None = None,
     ) -> Step:
-        context = Context(self._with_stages(strategy), self._index, fetching)
+        strategy = self._with_shardings(self._with_stages(strategy), names)
+        context = Context(strategy, self._index, fetching)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
         with errors_with_place(self._builder):
             rewritten = rewrite(share_names(step, names), context, f"step_{self._count}", kernels, seen)
+        if isinstance(rewritten, ReplicatedStep):
+            self._shardings.update((names[name], sharding) for name, sharding in rewritten.shardings.items())
         self._count += 1
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 

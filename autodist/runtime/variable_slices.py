@@ -196,4 +196,16 @@ class VariableSlices:
 
 
 def _join(parts: Sequence[tf.Tensor], holder: Holder) -> tf.Tensor:
-    return parts[0] if holder.partitioning is None else tf.concat(parts, holder.partitioning.axis)
+    """Returns the value that slices make up: those that differ along later axes only are joined first."""
+    if len(parts) == 1:
+        return parts[0]
+    begins = [one.begin for one in holder.slices]
+    for axis in reversed(range(len(begins[0]))):
+        joined: dict[tuple[int, ...], list[tf.Tensor]] = {}
+        for begin, part in zip(begins, parts, strict=True):
+            joined.setdefault((*begin[:axis], *begin[axis + 1 :]), []).append(part)
+        if len(joined) == len(parts):
+            continue
+        begins = [(*rest[:axis], 0, *rest[axis:]) for rest in joined]
+        parts = [tf.concat(some, axis) for some in joined.values()]
+    return parts[0]

@@ -103,6 +103,10 @@ class Sharding:
         """True if no dimension is open."""
         return not any(dim.is_open for dim in self.dims)
 
+    def closed(self) -> Sharding:
+        """Returns this sharding without open dimensions and priorities."""
+        return replace(self, dims=tuple(Dim(dim.axes) for dim in self.dims))
+
     def used(self) -> Iterator[str]:
         """Yields every axis that it names."""
         yield from (name for dim in self.dims for name in dim.axes)

@@ -15,7 +15,9 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from autodist.kernels.sums import ordered_sum
-from autodist.placement.group import Group
+from autodist.placement.group import Group, Place
+from autodist.placement.holder import Holder
+from autodist.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,34 @@ class LowerReshards(Kernel[ReplicatedStep, ReplicatedStep]):
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        found = {name: reshard for name, node in step.graph_index.nodes.items() if (reshard := Reshard.of(node))}
-        if not found:
+        if context.mesh is None:
             return step
         editor = StepEditor(step)
-        for name, reshard in found.items():
-            _lower(editor, step, context, name, reshard)
-        return editor.to_step()
+        for name, node in step.graph_index.nodes.items():
+            if (reshard := Reshard.of(node)) is not None:
+                _lower(editor, step, context, name, reshard)
+        holders = {name: _holder(step, context, name, sharding) for name, sharding in step.shardings.items()}
+        for name, holder in holders.items():
+            [own] = (one for one in holder.slices if context.worker in one.group)
+            editor[step.by_name[name].handle].attr["shared_name"].s += own.name.encode()
+        return editor.to_step(holders={**step.holders, **holders})
+
+
+def _holder(step: ReplicatedStep, context: Context, name: str, sharding: Sharding) -> Holder:
+    """Returns the holder of a divided variable: each part is held by the places with the same coordinates."""
+    mesh, places = context.mesh, context.strategy.mesh.places
+    assert mesh is not None, "only a mesh divides variables"
+    counts = [mesh.count(axes) for axes in sharding.axes]
+    used = [axis for axes in sharding.axes for axis in axes]
+    members: dict[int, list[Place]] = {}
+    for place in mesh.coordinates:
+        part = 0
+        for axes, count in zip(sharding.axes, counts, strict=True):
+            part = part * count + mesh.index(place, axes)
+        members.setdefault(part, []).append(Place(places[place].worker, places[place].device))
+    shape = [n * count for n, count in zip(step.by_name[name].shape, counts, strict=True)]
+    assert len(members) == mesh.count(used), "a part for each coordinate on the axes that divide the variable"
+    return Holder.divided(shape, counts, [Group(tuple(members[part])) for part in sorted(members)])
 
 
 def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Context, name: str, how: Reshard) -> None:

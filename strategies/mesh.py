@@ -1,0 +1,201 @@
+"""Mesh: divides tensors over the axes of a mesh of places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autodist.errors import StrategyError
+from autodist.logs.formatting import listed, nearest
+from autodist.options.fields import OptionError
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.sharding import OPEN, WHOLE, Axis, Dim, Sharding
+from autodist.sharding import Mesh as MeshOfPlaces
+from autodist.strategies.all_reduce import AllReduceOptions, all_reduce_nodes
+from autodist.strategies.base import StrategyBuilder, make_strategy
+from autodist.strategies.registry import register
+from autodist.strategies.variables import GraphLike, synced_variables
+
+Layout = Sequence[str | Sequence[str] | None]
+"""For each dimension of a variable: the axis that divides it, several axes (major first), None for a whole dimension, or
+"?" for a dimension that propagation may divide. Missing dimensions are whole."""
+
+OPEN_DIMENSION = "?"
+
+
+@register
+@dataclass(frozen=True)
+class Mesh(StrategyBuilder):
+    """Divides tensors over the axes of a mesh of places: tensor parallelism, together with data parallelism.
+
+    For layers that are too large for one device, or whose gradients are too large to send. Each variable with a layout
+    is divided; all other shardings follow: those of biases, of slots, of activations and of gradients. Each place
+    computes its parts, and the places of a row exchange the tensors that an operation needs in another division. Places
+    that differ on the data axis have different parts of the batch, and sum their gradients.
+
+    Cost: a layer that is divided along the columns of one matrix and the rows of the next sends one sum of activations
+    forward and one backward. Over the data axis, each place sends the gradients of its parts only.
+
+    Source: Y. Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021; M. Shoeybi et
+    al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+
+    Attributes:
+        mesh: the size of each axis, by name. The last axis varies fastest, so its places are neighbours. At most one
+            size may be -1: as many as there are places for.
+        data: the axis along which the batch is divided. If the mesh has no such axis, all places have the whole batch.
+        layouts: for each pattern (a regular expression), the layout of the variables whose whole names it matches; in
+            YAML, `sharding:` of a pattern under `variables:`.
+    """
+
+    mesh: dict[str, int] = field(default_factory=lambda: {"data": -1})
+    data: str = "data"
+    layouts: dict[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wrong = [name for name, size in self.mesh.items() if size < 1 and size != -1]
+        if wrong or list(self.mesh.values()).count(-1) > 1 or not self.mesh:
+            raise OptionError(
+                "mesh",
+                f"mesh is {dict(self.mesh)!r}: give each axis a size of at least 1. One may be -1, for all places "
+                "that are left.",
+            )
+        for pattern, layout in self.layouts.items():
+            self._check(pattern, layout)
+
+    def arranged(self, resource_spec: ResourceSpec) -> ResourceSpec:
+        """Returns the machines with the places of one row along the data axis as replicas.
+
+        Raises:
+            StrategyError: the mesh does not have as many places as the machines, or a worker is in several rows.
+        """
+        mesh = self.of_places(resource_spec)
+        workers = [place.worker for place in _places(resource_spec)]
+        rows = [mesh.row(place, self._data_axes) for place in range(mesh.size)]
+        of_worker = {worker: {row for place, row in enumerate(rows) if workers[place] == worker} for worker in workers}
+        several = next((worker for worker, own in of_worker.items() if len(own) > 1), None)
+        if several is not None:
+            raise OptionError(
+                "mesh",
+                f"the devices of worker {several} have several coordinates on the axes {listed(self._other_axes)} of "
+                f"{mesh}. Start a worker for each device: set `gpus_per_worker` or `workers`, or pass --workers.",
+            )
+        return resource_spec.with_mesh_rows(list(dict.fromkeys(rows)))
+
+    def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
+        variables = synced_variables(graph_item)
+        strategy = make_strategy("Mesh", resource_spec, variables, all_reduce_nodes(variables, AllReduceOptions()))
+        shapes = {variable.name: variable.shape for variable in graph_item.variables}
+        strategy.mesh.CopyFrom(self.message(resource_spec))
+        strategy.mesh.variables.extend(self._shardings(shapes, self.of_places(resource_spec)))
+        return strategy
+
+    def message(self, resource_spec: ResourceSpec) -> strategy_pb2.Mesh:
+        """Returns the mesh in a strategy, without shardings."""
+        mesh = self.of_places(resource_spec)
+        return strategy_pb2.Mesh(
+            axes=[strategy_pb2.MeshAxis(name=axis.name, size=axis.size) for axis in mesh.axes],
+            data=self.data if self.data in self.mesh else "",
+            places=_places(resource_spec),
+        )
+
+    def of_places(self, resource_spec: ResourceSpec) -> MeshOfPlaces:
+        """Returns the mesh over the places of some machines.
+
+        Raises:
+            OptionError: the sizes do not fit.
+        """
+        places = len(_places(resource_spec))
+        known = MeshOfPlaces(tuple(Axis(name, size) for name, size in self.mesh.items() if size > 0)).size
+        sizes = {name: places // known if size == -1 else size for name, size in self.mesh.items()}
+        mesh = MeshOfPlaces(tuple(Axis(name, size) for name, size in sizes.items()))
+        if mesh.size != places or 0 in sizes.values():
+            raise OptionError(
+                "mesh",
+                f"the mesh {dict(self.mesh)!r} has {mesh.size} places, but the workers have {places} devices: change "
+                "the sizes of its axes, or the number of workers.",
+            )
+        return mesh
+
+    def _shardings(
+        self, shapes: Mapping[str, Sequence[int]], mesh: MeshOfPlaces
+    ) -> Iterator[strategy_pb2.VariableSharding]:
+        used: set[str] = set()
+        for name, shape in shapes.items():
+            matching = [pattern for pattern in self.layouts if re.fullmatch(pattern, name)]
+            if len(matching) > 1 and len({self.layouts[pattern] for pattern in matching}) > 1:
+                raise StrategyError(
+                    f"the patterns {listed(map(repr, matching))} match {name} and divide it differently: change them "
+                    "so that one of them matches it."
+                )
+            used.update(matching)
+            if matching:
+                sharding = self._sharding(matching[0], name, shape, mesh)
+                yield strategy_pb2.VariableSharding(variable=name, sharding=str(sharding), origin=repr(matching[0]))
+        unused = [pattern for pattern in self.layouts if pattern not in used]
+        if unused and not used:
+            raise StrategyError(
+                f"the pattern {unused[0]!r} matches no variable (it must match the whole name). The nearest variables "
+                f"are {listed(nearest(unused[0], list(shapes)))}."
+            )
+
+    def _sharding(self, pattern: str, name: str, shape: Sequence[int], mesh: MeshOfPlaces) -> Sharding:
+        layout = self.layouts[pattern]
+        if len(layout) > len(shape):
+            raise StrategyError(
+                f"the layout {list(layout)} of {pattern!r} has {len(layout)} dimensions, but {name} has the shape "
+                f"{list(shape)}: leave some out."
+            )
+        dims = [*map(_dim, layout), *[WHOLE] * (len(shape) - len(layout))]
+        for length, dim in zip(shape, dims, strict=True):
+            if length % mesh.count(dim.axes):
+                raise StrategyError(
+                    f"the layout {list(layout)} of {pattern!r} divides a dimension of {length} elements of {name} into "
+                    f"{mesh.count(dim.axes)} parts, which does not go: change its layout, or the size of the axis."
+                )
+        return Sharding(tuple(dims))
+
+    def _check(self, pattern: str, layout: Layout) -> None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise StrategyError(f"the pattern {pattern!r} is no regular expression: {error}.") from error
+        axes = [axis for dim in map(_dim, layout) for axis in dim.axes]
+        unknown = next((axis for axis in axes if axis not in self.mesh), None)
+        if unknown is not None:
+            raise StrategyError(
+                f"the layout of {pattern!r} names the axis {unknown!r}, but the mesh has the axes {listed(self.mesh)}."
+            )
+        twice = next((axis for axis in axes if axes.count(axis) > 1), None)
+        if twice is not None:
+            raise StrategyError(f"the layout of {pattern!r} names the axis {twice!r} twice; it divides one dimension.")
+        if self.data in axes:
+            raise StrategyError(
+                f"the layout of {pattern!r} divides a variable along {self.data!r}, the axis of the batch. That is not "
+                "supported yet; use another axis, or the builder FSDP."
+            )
+
+    @property
+    def _data_axes(self) -> list[str]:
+        return [self.data] if self.data in self.mesh else []
+
+    @property
+    def _other_axes(self) -> list[str]:
+        return [name for name in self.mesh if name != self.data]
+
+
+def _dim(value: str | Sequence[str] | None) -> Dim:
+    if value == OPEN_DIMENSION:
+        return OPEN
+    return Dim(() if value is None else (value,) if isinstance(value, str) else tuple(value))
+
+
+def _places(resource_spec: ResourceSpec) -> list[strategy_pb2.Replica]:
+    """Returns the devices of all workers, in order."""
+    return [
+        strategy_pb2.Replica(worker=worker.index, device=device)
+        for worker in resource_spec.workers
+        for device in worker.devices
+    ]
