@@ -97,9 +97,11 @@ class _Partition:
         outputs = [self._whole(name) for name in self.step.outputs]
         self.editor.set_outputs(outputs)
         shardings = {v.name: self.shardings.of(v.handle, len(v.shape)) for v in self.step.variables}
+        divided = {name: one for name, one in shardings.items() if one.divides}
         return self.editor.to_step(
             variables=tuple(self._variable(v) for v in self.step.variables),
-            shardings={name: one for name, one in shardings.items() if one.divides},
+            shardings=divided,
+            holders={name: one for name, one in self.step.holders.items() if name not in divided},
             gradients=tuple(self._gradient(g) for g in self.step.gradients),
             gradient_calls=tuple(self._call(c) for c in self.step.gradient_calls),
             flows=_ReshardedFlows(self.flows, self.source_of),
