@@ -19,8 +19,8 @@ from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, synced_variables
 
 Layout = Sequence[str | Sequence[str] | None]
-"""For each dimension of a variable: the axis that divides it, several axes (major first), None for a whole dimension, or
-"?" for a dimension that propagation may divide. Missing dimensions are whole."""
+"""For each dimension of a variable: the axis that divides it, several axes (major first), None for a whole dimension,
+or "?" for a dimension that propagation may divide. Missing dimensions are whole."""
 
 OPEN_DIMENSION = "?"
 
@@ -71,6 +71,9 @@ class Mesh(StrategyBuilder):
         Raises:
             StrategyError: the mesh does not have as many places as the machines, or a worker is in several rows.
         """
+        idle = next((worker for worker in resource_spec.workers if not worker.has_replicas), None)
+        if idle is not None:
+            raise OptionError("mesh", f"{idle.name} has no device, so it has no place on the mesh: leave it out.")
         mesh = self.of_places(resource_spec)
         workers = [place.worker for place in _places(resource_spec)]
         rows = [mesh.row(place, self._data_axes) for place in range(mesh.size)]

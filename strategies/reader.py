@@ -86,8 +86,8 @@ def _layouts(section: StrategySection) -> dict[str, Any]:
         if set(override.settings) != {SHARDING}:
             others = [key for key in override.settings if key != SHARDING]
             raise StrategyError(
-                f"The pattern {override.pattern!r} has {listed(others) if others else 'no settings'}, but on a mesh the "
-                f"only setting of a pattern is {SHARDING}: the axis of the mesh for each dimension.",
+                f"The pattern {override.pattern!r} has {listed(others) if others else 'no settings'}, but on a mesh, "
+                f"the only setting of a pattern is {SHARDING}: the axis of the mesh for each dimension.",
                 section.place("variables", override.pattern, *others[:1]),
             )
         found[override.pattern] = override.settings[SHARDING]

@@ -15,6 +15,7 @@ from autodist.placement.group import Group, worker_count
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.cost import Traffic, sent_for, sent_in_stage_group
+from autodist.strategies.mesh_table import mesh_table
 from autodist.strategies.nodes import distinct_shards
 from autodist.strategies.specs import effective_spec, resolve_node
 from autodist.strategies.sum_summary import sum_summary
@@ -62,6 +63,8 @@ def strategy_table(
             then shows the cost of a step with that batch.
         resource_spec: the machines; if set, the table shows the time of sums according to the network model.
     """
+    if strategy.HasField("mesh"):
+        return mesh_table(strategy, graph_item)
     config = strategy.graph_config
     workers = worker_count(config)
     names = worker_names or [f"worker {index}" for index in range(workers)]

@@ -116,6 +116,8 @@ class Sharing:
         if is_split and (self.is_global or len(self.spec.workers) == 1):
             require_examples(examples > 0)
         if not self.is_global:
+            if is_split:
+                self.spec.require_own_batches()
             return OwnArrays([_with_a_row(x) if examples == 0 else np.asarray for x in leaves], examples, examples)
         workers = self.spec.replica_workers
         if global_batch is not None:

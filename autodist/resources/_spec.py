@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from autodist.errors import ResourceSpecError
+from autodist.errors import ResourceSpecError, StrategyError
 from autodist.resources._keys import GIVEN, YamlKeys
 from autodist.resources._model import Source
 from autodist.resources._node import Node, SSHGroup
@@ -223,8 +223,20 @@ class ResourceSpec(YamlKeys):
 
     @property
     def feeding_workers(self) -> tuple[int, ...]:
-        """The workers whose parts make up a batch, in order: once per replica; in a pipeline or mesh, once per worker."""
+        """The workers whose parts make up a batch, in order: once per replica; in a pipeline or mesh, once each."""
         return tuple(range(len(self.workers))) if self.micro_batches or self.mesh_rows else self.replica_workers
+
+    def require_own_batches(self) -> None:
+        """Checks that each worker may feed its own part of a batch.
+
+        Raises:
+            StrategyError: on a mesh, several workers compute on the same part.
+        """
+        if len(self.mesh_rows) > 1:
+            raise StrategyError(
+                "Each worker feeds its own part of a batch, but on this mesh several workers compute on the same part. "
+                "Feed the global batch on every worker: @ad.function(batch='global'), or `batch: global` in the YAML."
+            )
 
     @property
     def gathers_batches(self) -> bool:

@@ -18,6 +18,7 @@ from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.stage_costs import Link, Rewriting, StageCosts, costs_of
 from autodist.strategies import strategy_table, synced_variables
+from autodist.strategies.mesh_table import with_shardings
 from autodist.strategies.stage_table import CutFigures, PipelineFigures, StageFigures, stage_tables
 from autodist.synchronizers import stages_of
 
@@ -55,6 +56,7 @@ def log_strategy(
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
     names = [worker.name for worker in spec.workers]
+    strategy = with_shardings(strategy, {} if rewritten is None else rewritten.shardings)
     held, rows = _held_bytes(step, rewritten, len(names)), gradient_rows(step, shapes)
     console.print(strategy_table(strategy, step, names, width, held, rows, spec))
     if strategy.pipeline.stages:

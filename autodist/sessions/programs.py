@@ -99,6 +99,8 @@ class SessionPrograms:
         require_no_queue(step, len(self._run.spec.replicas))
         are_gathered = self._feeds.are_gathered(arrays, axes)
         is_global = are_gathered or self._feeds.are_global(arrays, axes)
+        if not is_global and any(axis is not None for axis in axes):
+            self._run.spec.require_own_batches()
         step = replace(step, is_global=is_global, rows=self._feeds.fixed_rows(arrays, axes))
         division = self._feeds.division(arrays, axes)
         require_no_rows_by_position(step, division)

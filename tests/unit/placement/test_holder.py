@@ -58,3 +58,13 @@ def test_a_worker_reads_alone_what_every_worker_holds_or_it_owns_wholly():
     assert held_by((4,), [1], workers=2).is_held_by(1)
     assert not held_by((4,), [1], workers=2).is_held_by(0)
     assert not held_by((4,), (0, 1), Partitioning(0, (2, 2)), workers=2).is_held_by(1)
+
+
+def test_parts_of_a_mesh_in_row_major_order():
+    groups = [Group.of_workers([k]) for k in range(4)]
+    holder = Holder.divided((4, 6), (2, 2), groups)
+    assert [one.begin for one in holder.slices] == [(0, 0), (0, 3), (2, 0), (2, 3)]
+    assert {one.shape for one in holder.slices} == {(2, 3)}
+    assert holder.shape == (4, 6)
+    assert holder.partitioning is None
+    assert Holder.divided((4, 6), (1, 2), groups[:2]).partitioning == Partitioning(1, (3, 3))

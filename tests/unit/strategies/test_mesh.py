@@ -1,0 +1,121 @@
+"""Mesh: the places, the layouts of variables, and the rejected ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from autodist.errors import StrategyError
+from autodist.resources import ResourceSpec
+from autodist.strategies import Mesh, arranged, builder_from_section, check_strategy, strategy_table
+
+SHAPES = {"up/kernel": (4, 8), "up/bias": (8,), "down/kernel": (8, 4), "head/kernel": (4, 3)}
+MEGATRON = {"up/kernel": (None, "model"), "down/kernel": ("model", None)}
+
+
+def read(tmp_path, options, workers=2):
+    """Reads a file with a Mesh whose options begin in line 4."""
+    path = tmp_path / "cluster.yml"
+    path.write_text(
+        f"nodes: [{{address: localhost, cpus: {list(range(workers))}, workers: {workers}}}]\n"
+        f"strategy:\n  builder: Mesh\n  {options}\n"
+    )
+    return ResourceSpec.from_file(path)
+
+
+def layouts_of(strategy):
+    return {one.variable: one.sharding for one in strategy.mesh.variables}
+
+
+def built(step, machines, **options):
+    builder = Mesh(**options)
+    spec = arranged(builder, machines)
+    strategy = builder.build(step, spec)
+    check_strategy(strategy, step, spec)
+    return strategy
+
+
+def test_the_last_axis_varies_fastest(step, cluster):
+    strategy = built(step(SHAPES), cluster(4), mesh={"data": 2, "model": 2}, layouts=MEGATRON)
+    assert [place.worker for place in strategy.mesh.places] == [0, 1, 2, 3]
+    assert [replica.worker for replica in strategy.graph_config.replicas] == [0, 2]
+    assert strategy.graph_config.workers == 4
+    assert layouts_of(strategy) == {"up/kernel": "[–, model]", "down/kernel": "[model, –]"}
+
+
+def test_each_worker_sees_its_own_row(cluster):
+    spec = arranged(Mesh(mesh={"data": 2, "model": 2}), cluster(4))
+    assert [spec.seen_by(worker).replica_workers for worker in range(4)] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+    sent = ResourceSpec.from_payload(spec.to_payload())
+    assert sent.seen_by(1).replica_workers == (1, 3)
+
+
+def test_one_size_may_be_that_of_all_places_that_are_left(step, cluster):
+    strategy = built(step(SHAPES), cluster(6), mesh={"data": -1, "model": 2})
+    assert [(axis.name, axis.size) for axis in strategy.mesh.axes] == [("data", 3), ("model", 2)]
+
+
+def test_without_a_data_axis_all_places_have_the_whole_batch(step, cluster):
+    strategy = built(step(SHAPES), cluster(2), mesh={"model": 2}, layouts=MEGATRON)
+    assert [replica.worker for replica in strategy.graph_config.replicas] == [0]
+    assert strategy.mesh.data == ""
+
+
+def test_layouts_in_a_file(tmp_path, step):
+    spec = read(
+        tmp_path,
+        "mesh: {model: 2}\n  variables:\n    up/.*: {sharding: ['?', model]}\n    down/kernel: {sharding: [model]}",
+    )
+    wanted = dict(list(SHAPES.items())[::2])
+    builder = builder_from_section(spec.strategy)
+    strategy = builder.build(step(wanted), arranged(builder, spec))
+    assert layouts_of(strategy) == {"up/kernel": "[?, model]", "down/kernel": "[model, –]"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("mesh: {model: 3}", "has 3 places, but the workers have 2 devices"),
+        ("mesh: {model: 0}", "size of at least 1"),
+        ("mesh: {a: -1, b: -1}", "One may be -1"),
+        ("mesh: {model: 2}\n  variables: {up/kernel: {sharding: [modle]}}", "the mesh has the axes model"),
+        ("mesh: {model: 2}\n  variables: {up/kernel: {sharding: [model, model]}}", "'model' twice"),
+        ("mesh: {data: 2}\n  variables: {up/kernel: {sharding: [data]}}", "axis of the batch"),
+        ("mesh: {model: 2}\n  variables: {up/kernel: {synchronizer: PS}}", "only setting of a pattern is sharding"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_line(tmp_path, options, problem):
+    spec = read(tmp_path, options)
+    with pytest.raises(StrategyError, match=rf"cluster.yml:\d.*{problem}"):
+        arranged(builder_from_section(spec.strategy), spec)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "problem"),
+    [
+        ({"up/bias": (None, "model")}, "has 2 dimensions, but up/bias has the shape"),
+        ({"head/kernel": (None, "model")}, "3 elements of head/kernel into 2 parts"),
+        ({"up/.*": ("model",), "up/bias": (None,)}, "match up/bias and divide it differently"),
+        ({"upp/kernel": ("model",)}, "matches no variable.*up/kernel"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(step, cluster, layouts, problem):
+    with pytest.raises(StrategyError, match=problem):
+        built(step(SHAPES), cluster(2), mesh={"model": 2}, layouts=layouts)
+
+
+def test_devices_of_one_worker_in_several_rows_are_refused(cluster):
+    with pytest.raises(StrategyError, match="Start a worker for each device"):
+        arranged(Mesh(mesh={"model": 4}), cluster(2, 2))
+
+
+def test_the_table_shows_shardings(step, cluster):
+    planned = step(SHAPES)
+    strategy = built(planned, cluster(2), mesh={"model": 2}, layouts=MEGATRON)
+    table = strategy_table(strategy, planned)
+    assert "mesh {model: 2}" in str(table.title)
+    assert [str(cell) for cell in table.columns[3].cells] == ["[–, model]", "whole", "[model, –]", "whole"]
+
+
+def test_a_worker_without_devices_is_refused(cluster):
+    with pytest.raises(StrategyError, match="has no device"):
+        arranged(Mesh(mesh={"model": 2}), cluster(3, servers=1))
