@@ -33,14 +33,14 @@ class Layouts:
     Attributes:
         mesh: the places of the run.
         batch_axis: the axis of the mesh over which the examples of a batch are divided.
-        variables: by path of the variable; variables without a layout are left out, and open.
+        variables: one for each variable; None: it has no layout, and is open.
         outputs: by key of the LayoutMap, those of the outputs of layers.
         missing: by key, the shardings for variables that do not exist.
     """
 
     mesh: Mesh
     batch_axis: str
-    variables: Mapping[str, Constraint]
+    variables: tuple[Constraint | None, ...]
     outputs: Mapping[str, Constraint]
     missing: Mapping[str, Constraint] = field(default_factory=dict)
 
@@ -58,12 +58,13 @@ def annotations_of(distribution: Any, run: RunSettings | None, sources: Mapping[
     """
     described = {name: one for name, source in sources.items() if (one := keras_variable(source)) is not None}
     layouts = layouts_of(distribution, run, described.values())
-    variables = {name: layouts.variables[one.path] for name, one in described.items() if one.path in layouts.variables}
-    device_mesh = _map_of(distribution).device_mesh
+    found = zip(described, layouts.variables, strict=True)
     return Annotations(
-        {_MESH: layouts.mesh}, variables, mesh_origins={_MESH: Origin(describe_mesh(device_mesh))},
+        {_MESH: layouts.mesh},
+        {name: constraint for name, constraint in found if constraint is not None},
+        mesh_origins={_MESH: Origin(describe_mesh(_map_of(distribution).device_mesh))},
         missing=layouts.missing,
-    )  # fmt: skip
+    )
 
 
 def layouts_of(
@@ -87,7 +88,7 @@ def layouts_of(
     paths = [variable.path for variable in variables]
     layout_map = _map_of(distribution)
     translation = _Translation(layout_map, run)
-    found = {variable.path: translation.of_variable(variable) for variable in variables}
+    found = tuple(translation.of_variable(variable) for variable in variables)
     others = [key for key in layout_map if not any(key == path or re.fullmatch(key, path) for path in paths)]
     outputs = {key: translation.of_key(key) for key in others if key.removesuffix("$").endswith(_OF_OUTPUT)}
     idle = [key for key in others if key not in outputs] if variables else []
@@ -96,7 +97,7 @@ def layouts_of(
     return Layouts(
         translation.mesh,
         translation.batch_axis(distribution),
-        {path: constraint for path, constraint in found.items() if constraint is not None},
+        found,
         outputs,
         {key: translation.of_key(key) for key in idle},
     )
