@@ -22,6 +22,7 @@ from autodist.kernels.communicate.parameter_servers import ParameterServers
 from autodist.kernels.communicate.read_cached_copies import ReadCachedCopies
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
+from autodist.kernels.communicate.send_layers import SendLayers
 from autodist.kernels.communicate.set_sync_mode import SetSyncMode
 from autodist.kernels.communicate.stale_servers import StaleServers
 from autodist.kernels.finish.call_units import CallUnits
@@ -39,6 +40,7 @@ from autodist.kernels.normalise.split_bundles import SplitBundles
 from autodist.kernels.pipelined.assign_stages import AssignStages
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.place.assign_owners import AssignOwners
+from autodist.kernels.place.gather_layers import GatherLayers
 from autodist.kernels.place.partition import PartitionVariables
 from autodist.kernels.place.read_remote_variables import ReadRemoteVariables
 from autodist.kernels.place.set_by_chief import SetByChief
@@ -91,6 +93,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     *IMPORT_PASSES,
     AssignOwners(),
     ShardTensors(),
+    GatherLayers(),
     PartitionVariables(),
     AddRowsInOrder(),
     AdvanceGenerators(),
@@ -99,6 +102,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     PlaceStages(),
     LowerReshards(),
     SetSyncMode(),
+    SendLayers(),
     ReadCachedCopies(),
     MergeRows(),
     ReduceByShuffle(),

@@ -26,6 +26,7 @@ class Plan:
         placement: the groups that hold the variables and compute the pipeline stages.
         schedule: the order in which a pipeline processes the micro-batches.
         recomputes: True if a pipeline stage recomputes its forward pass before the backward pass.
+        prefetch: the number of layers that are gathered ahead of the layer that computes.
     """
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
@@ -33,6 +34,7 @@ class Plan:
         self._synchronizers = dict(one for node in strategy.nodes for one in named_synchronizers(node))
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
+        self.prefetch = strategy.prefetch
 
     @property
     def first_owner(self) -> int:

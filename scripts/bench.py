@@ -46,6 +46,7 @@ GROUPS = {
     "ps": "ParameterServerStrategy, 2 workers",
     "evaluate": "one device with a worker's cores, 2 workers",
     "alone": "the script alone, 1 replica",
+    "fsdp": "AllReduce, 2 workers",
     "calls": "the script alone, processor time a call",
     "first-step": "one device, from the start of the script",
     "rewrite": "rewriting",

@@ -19,6 +19,7 @@ from autodist.strategies.base import (
 from autodist.strategies.build_strategy import call_builder
 from autodist.strategies.check import check_strategy
 from autodist.strategies.cost import Traffic, bytes_sent, link_bytes, sums_by_worker, traffic
+from autodist.strategies.fsdp import FSDP
 from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
 from autodist.strategies.mesh import Mesh
 from autodist.strategies.nodes import partitioned_node, whole_node
@@ -55,6 +56,7 @@ for _former, _module in {
     sys.modules[f"{__name__}.{_former}"] = _module
 
 __all__ = [
+    "FSDP",
     "PS",
     "SYNCHRONOUS",
     "AllReduce",

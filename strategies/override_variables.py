@@ -55,6 +55,7 @@ class OverrideVariables(StrategyBuilder):
         nodes |= replaced_nodes(chosen, nodes, variables, resource_spec)
         name = f"{inner.builder} with variables of their own"
         strategy = make_strategy(name, resource_spec, variables, nodes.values())
+        strategy.prefetch = inner.prefetch
         if inner.HasField("pipeline"):
             strategy.graph_config.CopyFrom(inner.graph_config)
             strategy.pipeline.CopyFrom(inner.pipeline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -19,7 +20,7 @@ from autodist.strategies.partitioning import (
     partitionable_axes,
     shards_of,
 )
-from autodist.strategies.ps import SYNCHRONOUS, parameter_server_node
+from autodist.strategies.ps import SYNCHRONOUS, ServerOptions, parameter_server_node
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
@@ -54,21 +55,39 @@ class ShardedAllReduce(StrategyBuilder):
         variables = synced_variables(graph_item)
         owners = workers_with_replicas(resource_spec)
         shards = fair_shards(variables, len(owners))
-        partitionings = {variable.name: self._partitioning(variable, shards[variable.name]) for variable in variables}
-        loads = GreedyLoads(resource_spec, owners)
-        nodes = [
-            _sharded(variable, partitioning, loads)
-            for variable in variables
-            if (partitioning := partitionings[variable.name])
-        ]
-        whole = loads.place_all(variable for variable in variables if partitionings[variable.name] is None)
-        sent_whole = {variable.name for variable in variables if variable.is_sent_whole}
-        nodes += [parameter_server_node(name, owner, is_sent_whole=name in sent_whole) for name, owner in whole.items()]
+        nodes = sharded_nodes(variables, GreedyLoads(resource_spec, owners), shards, self.min_partition_bytes)
         return make_strategy("ShardedAllReduce", resource_spec, variables, nodes)
 
-    def _partitioning(self, variable: SyncedVariable, shards: int) -> Partitioning | None:
-        axis = 0 if variable.is_sparse else nearly_even_axis(variable, shards)
-        return even_partitioning(variable, axis, shards, self.min_partition_bytes)
+
+def sharded_nodes(
+    variables: Sequence[SyncedVariable],
+    loads: GreedyLoads,
+    shards: Mapping[str, int],
+    min_partition_bytes: int,
+    servers: ServerOptions = SYNCHRONOUS,
+) -> list[strategy_pb2.VariableNode]:
+    """Returns nodes with a shard of each large variable for each owner, and small ones that share the bytes evenly.
+
+    Args:
+        variables: the variables of the step.
+        loads: the owners, and the bytes that they own already.
+        shards: the number of shards of each variable, by name.
+        min_partition_bytes: smaller variables stay whole.
+        servers: the options of the owners.
+    """
+    nodes: list[strategy_pb2.VariableNode] = []
+    left: list[SyncedVariable] = []
+    for variable in variables:
+        axis = 0 if variable.is_sparse else nearly_even_axis(variable, shards[variable.name])
+        partitioning = even_partitioning(variable, axis, shards[variable.name], min_partition_bytes)
+        if partitioning is None:
+            left.append(variable)
+        else:
+            nodes.append(_sharded(variable, partitioning, loads, servers))
+    sent_whole = {variable.name: variable.is_sent_whole for variable in left}
+    for name, owner in loads.place_all(left).items():
+        nodes.append(parameter_server_node(name, owner, servers, is_sent_whole=sent_whole[name]))
+    return nodes
 
 
 def nearly_even_axis(variable: SyncedVariable, shards: int) -> int:
@@ -81,11 +100,13 @@ def nearly_even_axis(variable: SyncedVariable, shards: int) -> int:
     return next((axis for axis, share in largest.items() if share <= NEARLY_EVEN * least), 0)
 
 
-def _sharded(variable: SyncedVariable, partitioning: Partitioning, loads: GreedyLoads) -> strategy_pb2.VariableNode:
+def _sharded(
+    variable: SyncedVariable, partitioning: Partitioning, loads: GreedyLoads, servers: ServerOptions
+) -> strategy_pb2.VariableNode:
     """Places shard k on the k-th owner; with fewer shards than owners, on the least loaded owners."""
     count = len(partitioning.sizes)
     owners = loads.owners if count == len(loads.owners) else sorted(loads.least_loaded(count))
     for owner, shard in zip(owners, shards_of(variable, partitioning), strict=True):
         loads.add(owner, shard.byte_size)
-    servers = [SYNCHRONOUS.parameter_server(owner, is_sent_whole=variable.is_sent_whole) for owner in owners]
-    return partitioned_node(variable.name, partitioning, servers)
+    messages = [servers.parameter_server(owner, is_sent_whole=variable.is_sent_whole) for owner in owners]
+    return partitioned_node(variable.name, partitioning, messages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autodist.placement.group import Group, worker_count
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
+from autodist.strategies.gather_summary import gather_summary
 from autodist.strategies.specs import effective_spec, summed_bytes
 from autodist.strategies.subgroups import LEAST_WORKERS, choose_subgroups, sum_cost
 from autodist.strategies.variables import GraphLike
@@ -14,13 +15,18 @@ from autodist.synchronizers import COLLECTIVES, Subgroups
 def sum_summary(
     strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec | None = None
 ) -> str:
-    """Describes the subgroups of an all-reduce, the calls that they save a worker, and the time of dense sums.
+    """Describes the gathers of layers, the subgroups of an all-reduce, the calls that these save, and the time of sums.
 
     Args:
         strategy: one that `check_strategy` accepts.
         graph_item: the captured step that it is for.
         resource_spec: the machines; None: no times.
     """
+    gathers = gather_summary(strategy, graph_item)
+    return "; ".join(filter(None, (gathers, _sums(strategy, graph_item, resource_spec))))
+
+
+def _sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec | None) -> str:
     config = strategy.graph_config
     subgroups = Subgroups.of(config.subgroups, Group.of_run(config))
     times = "" if resource_spec is None else _times(strategy, graph_item, resource_spec, subgroups)

@@ -42,10 +42,12 @@ class Holder:
     Attributes:
         slices: the slices, in the order of their starts; one for a value that is not partitioned.
         axis: the axis along which they divide the value; None if it is whole, or divided along several axes.
+        layer: the layer with which the whole value is gathered when a step uses it, from 1; 0: it is read separately.
     """
 
     slices: tuple[Slice, ...]
     axis: int | None = None
+    layer: int = 0
 
     @classmethod
     def whole(cls, shape: Sequence[int], group: Group, copies: Iterable[str] = ()) -> Holder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autodist.placement.group import Group
@@ -61,17 +61,22 @@ class Placement:
         owners: for each synchronised variable, in the strategy's order, the owner of each of its slices; None: every
             worker holds the slice.
         partitionings: those of the partitioned variables.
+        layers: the layer with which each variable is gathered, if it is (`Holder.layer`).
     """
 
     all_workers: Group
     stages: PipelineStages
     owners: Mapping[str, Sequence[int | None]]
     partitionings: Mapping[str, Partitioning]
+    layers: Mapping[str, int] = field(default_factory=dict)
 
     def holder(self, variable: str, shape: Sequence[int]) -> Holder:
         """Returns the holder of a synchronised variable."""
         owners = self.owners[variable]
         groups = [self.all_workers if owner is None else self.stages.group_of(owner) for owner in owners]
-        if variable not in self.partitionings:
-            return Holder.whole(shape, groups[0])
-        return Holder.partitioned(shape, self.partitionings[variable], groups)
+        partitioning = self.partitionings.get(variable)
+        if partitioning is None:
+            holder = Holder.whole(shape, groups[0])
+        else:
+            holder = Holder.partitioned(shape, partitioning, groups)
+        return replace(holder, layer=self.layers.get(variable, 0))

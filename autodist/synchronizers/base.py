@@ -47,6 +47,11 @@ class Synchronizer(ABC):
         return False
 
     @property
+    def gathered_with(self) -> int:
+        """The layer with which the value is gathered twice a step, from 1; 0: it is not gathered."""
+        return 0
+
+    @property
     def owner(self) -> int | None:
         """Index of the only worker that holds the variable; None: every worker does."""
         return None

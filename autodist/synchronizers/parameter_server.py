@@ -22,12 +22,15 @@ class ParameterServer(Synchronizer):
         asynchronous: True to apply each worker's gradient as it arrives.
         staleness: the number of steps that a worker may be ahead of the slowest.
         local_proxy: True if every worker holds a cached copy that its replicas read, refreshed once a step.
+        layer: the layer with which the value is gathered twice a step, from 1 in the order of use; 0: each read fetches
+            it separately.
     """
 
     owner: int = 0
     asynchronous: bool = False
     staleness: int = 0
     local_proxy: bool = False
+    layer: int = 0
 
     message: ClassVar[type] = strategy_pb2.ParameterServer
 
@@ -38,11 +41,17 @@ class ParameterServer(Synchronizer):
                 "staleness",
                 f"has staleness {message.staleness}, but a worker cannot be fewer than 0 steps ahead; use 0 or more.",
             )
-        return cls(message.owner, message.asynchronous, message.staleness, message.local_proxy)
+        if message.layer < 0:
+            raise OptionError("layer", f"has the layer {message.layer}; layers are numbered from 1.")
+        return cls(message.owner, message.asynchronous, message.staleness, message.local_proxy, message.layer)
 
     def to_message(self) -> strategy_pb2.ParameterServer:
         return strategy_pb2.ParameterServer(
-            owner=self.owner, asynchronous=self.asynchronous, staleness=self.staleness, local_proxy=self.local_proxy
+            owner=self.owner,
+            asynchronous=self.asynchronous,
+            staleness=self.staleness,
+            local_proxy=self.local_proxy,
+            layer=self.layer,
         )
 
     @property
@@ -55,6 +64,10 @@ class ParameterServer(Synchronizer):
     @property
     def has_cached_copy(self) -> bool:
         return self.local_proxy
+
+    @property
+    def gathered_with(self) -> int:
+        return 0 if self.local_proxy or self.synchrony.runs_ahead else self.layer
 
     @property
     def inexact(self) -> str | None:
@@ -70,12 +83,14 @@ class ParameterServer(Synchronizer):
         words += ["asynchronous"] if self.asynchronous else []
         words += [f"staleness {self.staleness}"] if self.staleness else []
         words += ["proxies"] if self.local_proxy else []
+        words += [f"gathered with layer {self.layer}"] if self.gathered_with else []
         return ", ".join(words)
 
     def add_traffic(self, piece: Piece, group: Group, share: int, step: Sent, row: Sent) -> None:
         others = len(group.workers) - (self.owner in group)
         if not piece.is_sparse:
-            step.add(group, piece.byte_size, self.owner, piece.byte_size * others)
+            gathers = 2 if self.gathered_with else 1
+            step.add(group, piece.byte_size, self.owner, gathers * piece.byte_size * others)
         elif self.local_proxy:
             step.add(group, 0, self.owner, piece.byte_size * others)
             row.add(group, share * (piece.row_bytes + INDEX_BYTES), self.owner)

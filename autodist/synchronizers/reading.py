@@ -119,9 +119,16 @@ def placement_of(strategy: strategy_pb2.Strategy) -> Placement:
         stages_of(strategy),
         {node.variable: [one.owner for one in synchronizers_of(node)] for node in strategy.nodes},
         {node.variable: one for node in strategy.nodes if (one := partitioning_of(node)) is not None},
+        {node.variable: layer for node in strategy.nodes if (layer := _layer_of(node))},
     )
 
 
 def mesh_of(strategy: strategy_pb2.Strategy) -> Mesh:
     """Returns the mesh of a strategy."""
     return Mesh(tuple(Axis(axis.name, axis.size) for axis in strategy.mesh.axes))
+
+
+def _layer_of(node: strategy_pb2.VariableNode) -> int:
+    """Returns the layer with which all parts of a variable are gathered, from 1; 0 if they are not."""
+    layers = {synchronizer.gathered_with for synchronizer in synchronizers_of(node)}
+    return layers.pop() if len(layers) == 1 else 0

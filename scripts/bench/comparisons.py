@@ -100,6 +100,10 @@ def comparisons() -> Iterator[Comparison]:
     for model, floor in (("mobilenet", 0.56), ("lstm", 0.53)):
         peer = Way("evaluation-alone", model, of_cores=2)
         yield Comparison("evaluate", Way("evaluation", model, 2), peer, floor)
+    for builder, floor in (("FSDP", 1.25), ("FSDP without prefetch", 1.5)):
+        yield Comparison(
+            "fsdp", Way("autodist", "transformer", 2, builder=builder), Way("autodist", "transformer", 2), floor
+        )
     for model in ("mlp", "embedding", "tiny"):
         yield Comparison("alone", Way("autodist", model), Way("alone", model), 1.03)
 
@@ -114,7 +118,7 @@ def compare(comparison: Comparison, length: Length) -> Result:
         JobError: one of them did not run.
     """
     ours, peer = comparison.ours, comparison.peer
-    is_limited = comparison.group not in ("alone", "evaluate")
+    is_limited = comparison.group not in ("alone", "evaluate", "fsdp")
     ways = [peer, ours, Way("autodist", ours.model)] if is_limited else [peer, ours]
     with running(ways, length) as jobs:
         for _ in range(length.turns):
@@ -160,6 +164,7 @@ def _result(
     if comparison.group == "alone":
         note = f"{(times[0] - times[1]) * 1e3:+.2f} ms a step, best {(best[0] - best[1]) * 1e3:+.2f} ms; {note}"
     what = "evaluation" if comparison.group == "evaluate" else "step"
+    what += f" under {comparison.ours.builder}" if comparison.group == "fsdp" else ""
     return Result(
         comparison.group, f"{comparison.ours.model}, {what}", f"{times[0] * 1e3:.2f} ms", f"{times[1] * 1e3:.2f} ms",
         statistics.median(by_turn), comparison.floor, note,

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 CHARACTERS, SEQUENCE = 96, 64
+BLOCKS, MODEL_WIDTH, HEADS = 12, 256, 4
 ROWS, IDS, WIDTH = 200_000, 20, 64
 EMBEDDING_SCALE = 0.05
 
@@ -127,6 +128,34 @@ def _lstm() -> keras.Model:
     return keras.Sequential([keras.Input((SEQUENCE,), dtype="int32"), *layers])
 
 
+class Block(keras.layers.Layer):
+    """A block of a transformer, which attends to earlier characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.attention = keras.layers.MultiHeadAttention(HEADS, MODEL_WIDTH // HEADS)
+        self.before_attention, self.before_up = (keras.layers.LayerNormalization() for _ in range(2))
+        self.up = keras.layers.Dense(4 * MODEL_WIDTH, activation="relu")
+        self.down = keras.layers.Dense(MODEL_WIDTH)
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.attention.build(shape, shape)
+        for layer in (self.before_attention, self.before_up, self.up):
+            layer.build(shape)
+        self.down.build((*shape[:-1], 4 * MODEL_WIDTH))
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        attended = self.before_attention(x)
+        x = x + self.attention(attended, attended, use_causal_mask=True)
+        return x + self.down(self.up(self.before_up(x)))
+
+
+def _transformer() -> keras.Model:
+    blocks = [Block(name=f"block_{k}") for k in range(BLOCKS)]
+    layers = [keras.layers.Embedding(CHARACTERS, MODEL_WIDTH), *blocks, keras.layers.Dense(CHARACTERS)]
+    return keras.Sequential([keras.Input((SEQUENCE,), dtype="int32"), *layers])
+
+
 TASKS: dict[str, Task] = {
     "tiny": Task(32, 8, _tiny, lambda: keras.optimizers.SGD(0.1), _vectors(32)),
     "two-layers": Task(32, 8, _two_layers, lambda: keras.optimizers.SGD(0.1), _vectors(32)),
@@ -134,5 +163,6 @@ TASKS: dict[str, Task] = {
     "mobilenet": Task(32, 4, _mobilenet, lambda: keras.optimizers.SGD(0.01, momentum=0.9), _images),
     "embedding": Task(256, 8, _embedding, lambda: keras.optimizers.SGD(0.1), _id_lists, is_binary=True),
     "embedding-adagrad": Task(256, 8, _embedding, lambda: keras.optimizers.Adagrad(0.1), _id_lists, is_binary=True),
+    "transformer": Task(32, 8, _transformer, lambda: keras.optimizers.Adam(1e-3), _texts),
     "lstm": Task(64, 8, _lstm, lambda: keras.optimizers.Adam(1e-3), _texts),
 }

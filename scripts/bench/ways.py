@@ -22,7 +22,10 @@ Step = Callable[[], float]
 PASSES = 4
 """Number of passes of an evaluation over a task's batches."""
 
-OPTIONS = {"Pipeline 1F1B": {"builder": "Pipeline", "schedule": "1F1B", "micro_batches": 8}}
+OPTIONS = {
+    "Pipeline 1F1B": {"builder": "Pipeline", "schedule": "1F1B", "micro_batches": 8},
+    "FSDP without prefetch": {"builder": "FSDP", "prefetch": 0},
+}
 """The strategy sections of builders that are not measured with their default options."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 AXES: Mapping[str, Sequence[str]] = {
     "strategy": (
         *("shuffle", "ring", "ps", "ps_load_balancing", "parallax"),
-        *("partitioned_ps", "random_axis_ar", "sharded"),
+        *("partitioned_ps", "random_axis_ar", "sharded", "fsdp"),
     ),
     "front": ("graph", "function", "keras"),
     "shape": ("1x2", "2x1", "2x2"),

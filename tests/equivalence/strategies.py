@@ -22,6 +22,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "partitioned_ps": {"builder": "PartitionedPS", "max_shards": 3, "min_partition_bytes": 1},
     "random_axis_ar": {"builder": "RandomAxisPartitionAR", "max_shards": 3, "min_partition_bytes": 1, "seed": 1},
     "sharded": {"builder": "ShardedAllReduce", "min_partition_bytes": 1},
+    "fsdp": {"builder": "FSDP", "min_partition_bytes": 1},
 }
 
 

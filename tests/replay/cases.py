@@ -50,6 +50,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "partitioned_ar": {"builder": "PartitionedAR", "max_shards": 2, **_ALL},
     "random_axis_ar": {"builder": "RandomAxisPartitionAR", "max_shards": 3, "seed": 1, **_ALL},
     "sharded": {"builder": "ShardedAllReduce", **_ALL},
+    "fsdp": {"builder": "FSDP", "prefetch": 0, **_ALL},
     "overridden": {
         "builder": "AllReduce",
         "variables": {
@@ -93,7 +94,7 @@ _PAIRS: Mapping[str, str] = {
     "clipped_rows": "partitioned_ps 2x2",
     "evaluation": "shuffle server",
     "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1, pipeline_anew 2x1",
-    "fit_ema": "ps_load_balancing 3x1, sharded 2x1",
+    "fit_ema": "ps_load_balancing 3x1, sharded 2x1, fsdp 3x1",
     "fit_gradient_accumulation": "sharded 2x2, overridden 2x1",
     "fit_half_precision": "ps 2x2",
     "fit_loss_scale": "partitioned_ps 2x1",

@@ -18,6 +18,7 @@ from autodist import AutoDist, ResourceSpec
 from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError, CheckpointMismatchError
 from autodist.strategies import (
+    FSDP,
     PS,
     AllReduce,
     Parallax,
@@ -86,6 +87,7 @@ CHAIN = [
     (PartitionedPS(max_shards=3, **SHARDS), 2),
     (AllReduce(), 3),
     (ShardedAllReduce(**SHARDS), 2),
+    (FSDP(**SHARDS), 3),
     (PS(), 1),
     (PartitionedAR(max_shards=2, **SHARDS), 3),
     (Parallax(max_shards=2, **SHARDS), 2),

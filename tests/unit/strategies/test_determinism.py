@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autodist.strategies import (
+    FSDP,
     PS,
     AllReduce,
     Override,
@@ -34,6 +35,7 @@ BUILDERS = [
     PartitionedAR(min_partition_bytes=0, chunk_size=2),
     RandomAxisPartitionAR(min_partition_bytes=0, seed=3),
     ShardedAllReduce(min_partition_bytes=0),
+    FSDP(min_partition_bytes=0),
     OverrideVariables(
         AllReduce(), (Override("v[1-3]", UseParameterServer()), Override("v[45]", UseAllReduce(group=9)))
     ),

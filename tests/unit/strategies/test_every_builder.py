@@ -8,6 +8,7 @@ from autodist.compressors import PowerSGD
 from autodist.placement.partitioning import Partitioning
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
+    FSDP,
     PS,
     AllReduce,
     Override,
@@ -45,6 +46,7 @@ BUILDERS = [
     RandomAxisPartitionAR(max_shards=3, seed=5, **NO_MINIMUM),
     ShardedAllReduce(**NO_MINIMUM),
     ShardedAllReduce(min_partition_bytes=100),
+    FSDP(**NO_MINIMUM),
     OverrideVariables(PartitionedPS(**NO_MINIMUM), (Override("v0", UseParameterServer(partition=Partition(0, 1))),)),
 ]
 
@@ -100,7 +102,7 @@ def test_any_boundaries_that_a_user_gives_pass(step, cluster, sizes, axis):
 @pytest.mark.parametrize("builder", BUILDERS[4:-1], ids=str)
 def test_small_variables_stay_whole_and_large_ones_are_cut(step, cluster, builder):
     planned = step({"large": (512, 512), "small": (8, 8)})
-    options = {} if isinstance(builder, ShardedAllReduce) else {"max_shards": 2}
+    options = {} if isinstance(builder, ShardedAllReduce | FSDP) else {"max_shards": 2}
     nodes = {node.variable: node for node in type(builder)(**options).build(planned, cluster(2)).nodes}
     assert len(nodes["large"].shards) == 2
     assert not nodes["small"].shards

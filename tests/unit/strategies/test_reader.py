@@ -6,6 +6,7 @@ from autodist.compressors import BFloat16, Float16, PowerSGD, TopK, Uncompressed
 from autodist.errors import StrategyError
 from autodist.resources import ResourceSpec, StrategySection
 from autodist.strategies import (
+    FSDP,
     PS,
     AllReduce,
     Override,
@@ -80,6 +81,7 @@ def test_without_a_section_it_is_all_reduce():
         ("{builder: PartitionedAR, compressor: BFLOAT16}", PartitionedAR(compressor=BFloat16())),
         ("{builder: RandomAxisPartitionAR, seed: 7}", RandomAxisPartitionAR(seed=7)),
         ("{builder: ShardedAllReduce, min_partition_bytes: 1}", ShardedAllReduce(min_partition_bytes=1)),
+        ("{builder: FSDP, prefetch: 0}", FSDP(prefetch=0)),
         ("{builder: AllReduce, compressor: NONE}", AllReduce()),
         (
             "{builder: AllReduce, compressor: {kind: FLOAT16, error_feedback: true}}",

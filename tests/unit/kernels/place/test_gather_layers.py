@@ -1,0 +1,216 @@
+"""Layers whose parameters are gathered when they are needed train as one device does, one or two layers at a time."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.names import is_control, node_of
+from autodist.kernels import Context, rewrite
+from autodist.kernels.place.gather_layers import GATHER
+from autodist.resources import ResourceSpec
+from autodist.strategies import FSDP, Override, OverrideVariables, UseAllReduce, UseParameterServer, resolve_specs
+from tests.unit.kernels.communicate.test_read_cached_copies import workers_of
+from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, on_one_device
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, rewritten, train
+from tests.unit.kernels.pairs import pairs
+
+LAYERS = 9
+WIDTH = 5
+
+
+def machines(workers, replicas=1):
+    nodes = [
+        {"address": f"10.0.0.{k}", "cpus": list(range(replicas)), "chief": not k, "network_bandwidth": 10}
+        for k in range(workers)
+    ]
+    return ResourceSpec.from_dict({"nodes": nodes})
+
+
+def planned(captured, spec, builder=None, **options):
+    builder = builder or FSDP(min_partition_bytes=1, **options)
+    return resolve_specs(builder.build(captured.step, spec), captured.step, spec)
+
+
+@functools.cache
+def deep():
+    """A chain of layers with residual connections, each of which casts its kernel; SGD."""
+    rng = np.random.default_rng(3)
+    kernels = [tf.Variable(rng.normal(size=(WIDTH, WIDTH)), name=f"layer_{k}/kernel") for k in range(LAYERS)]
+    biases = [tf.Variable(rng.normal(size=WIDTH), name=f"layer_{k}/bias") for k in range(LAYERS)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for kernel, bias in zip(kernels, biases, strict=True):
+                x = x + tf.tanh(x @ tf.transpose(2.0 * kernel) + bias)
+            loss = tf.reduce_mean(tf.square(x))
+        for variable, gradient in zip([*kernels, *biases], tape.gradient(loss, [*kernels, *biases]), strict=True):
+            variable.assign_sub(0.05 * gradient)
+        return loss
+
+    batches = [(rng.normal(size=(n, WIDTH)),) for n in (7, 4, 1)]
+    captured = capture(step, *batches[0])
+    return captured, batches, one_device(captured, step, batches)
+
+
+def gathers_of(step):
+    """Returns the nodes of each gather of a step before replication, by number."""
+    found = {}
+    for node in step.graph_def.node:
+        if GATHER in node.attr:
+            found.setdefault(node.attr[GATHER].i, []).append(node)
+    return found
+
+
+def gathered(captured, prefetch):
+    """The step after `gather-layers`."""
+    strategy, seen = planned(captured, machines(2), prefetch=prefetch), {}
+    rewrite(captured.step, Context(strategy, 0), also=seen.setdefault)
+    return seen["gather-layers"]
+
+
+def layers_before(step, names):
+    """Returns the layers whose kernels nodes depend on."""
+    editor = GraphEditor(step.graph_def)
+    handles = {step.by_name[f"layer_{k}/kernel"].handle: k for k in range(LAYERS)}
+    return {handles[name] for name in editor.ancestors(names) if name in handles}
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer, layout", pairs(sorted(OPTIMIZERS), [(2, 1, 1), (4, 1, 0), (3, 2, 1)], each=3))
+def test_training_is_that_of_one_device(optimizer, layout):
+    workers, replicas, prefetch = layout
+    choices = Choices("mean", optimizer, is_tied=True, is_frozen=True, counts_steps=True)
+    captured, batches, alone = on_one_device(choices, 7, (5, 2, 4))
+    strategy = planned(captured, machines(workers, replicas), prefetch=prefetch)
+    assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
+
+
+@pytest.mark.parametrize("layout", [(2, 1, 0), (2, 1, 1), (3, 2, 1), (4, 1, 0)])
+def test_a_deep_model_trains_as_on_one_device(layout):
+    workers, replicas, prefetch = layout
+    captured, batches, alone = deep()
+    strategy = planned(captured, machines(workers, replicas), prefetch=prefetch)
+    assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
+
+
+def test_variables_may_have_other_synchronizers():
+    captured, batches, alone = deep()
+    overrides = (
+        Override("layer_2/.*", UseAllReduce()),
+        Override("layer_3/.*", UseParameterServer(local_proxy_variable=True)),
+        Override("layer_4/kernel", UseParameterServer(owner=0)),
+    )
+    builder = OverrideVariables(FSDP(min_partition_bytes=1), overrides)
+    assert_same(train(captured, planned(captured, machines(3), builder), batches), alone, rtol=1e-9)
+
+
+def test_small_variables_have_one_owner():
+    captured, batches, alone = deep()
+    strategy = planned(captured, machines(3), FSDP(min_partition_bytes=100))
+    assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_step_names_no_other_worker():
+    captured, _, _ = deep()
+    for worker, step in enumerate(rewritten(captured, planned(captured, machines(3)))):
+        assert workers_of(step) == {worker}
+
+
+def test_a_worker_sends_each_other_one_a_message_for_each_gather():
+    captured, _, _ = deep()
+    for step in rewritten(captured, planned(captured, machines(3))):
+        sent = [n for n in step.graph_def.node if n.op == "QueueEnqueueV2" and n.name.startswith("autodist/gather/")]
+        # The backward pass reads the last layer's parameters at once, and needs none of the first layer's.
+        assert len(sent) == 2 * (LAYERS + LAYERS - 2)
+
+
+# -- gates -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_layer_is_read_after_the_output_of_the_one_before(prefetch):
+    captured, _, _ = deep()
+    step = gathered(captured, prefetch)
+    for number in range(LAYERS):
+        for read in gathers_of(step)[number]:
+            gate = [node_of(i) for i in read.input if is_control(i)]
+            assert layers_before(step, gate) == set(range(number - prefetch))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_layer_is_read_again_after_the_cotangent_has_left_the_one_after_it(prefetch):
+    captured, _, _ = deep()
+    step = gathered(captured, prefetch)
+    editor = GraphEditor(step.graph_def)
+    again = {number: reads for number, reads in gathers_of(step).items() if number >= LAYERS}
+    assert len(again) == LAYERS - 2
+    for number, reads in again.items():
+        layer = 2 * LAYERS - 1 - number
+        for read in reads:
+            gate = [node_of(i) for i in read.input if is_control(i)]
+            done = {earlier for earlier, nodes in again.items() if editor.ancestors(gate) & {n.name for n in nodes}}
+            assert done == {earlier for earlier in again if earlier < number - prefetch}
+            if layer + 1 + prefetch < LAYERS:  # its gradients are computed too
+                kernel = f"layer_{layer + 1 + prefetch}/kernel"
+                [gradient] = [g for g in step.gradients if g.variable == kernel]
+                assert node_of(gradient.tensors[0]) in gate
+
+
+def test_nothing_that_is_read_in_the_forward_pass_is_kept_for_the_backward_pass():
+    captured, _, _ = deep()
+    step = gathered(captured, 1)
+    forward = {node.name for number in range(LAYERS - 1) for node in gathers_of(step)[number]}
+    editor = GraphEditor(step.graph_def)
+    backward = editor.ancestors([node_of(t) for g in step.gradients for t in g.tensors], control=False)
+    loss = editor.ancestors([node_of(t) for call in step.gradient_calls for t in call.targets], control=False)
+    for name in forward:
+        derived = {name}.union(editor.consumers(name), *map(editor.consumers, editor.consumers(name)))
+        assert derived & backward <= loss
+
+
+def test_a_step_that_does_not_train_reads_its_layers_in_turn():
+    training, batches, _ = deep()
+    kernels = [source for source in training.sources if "kernel" in source.name]
+
+    def evaluate(x):
+        for kernel in kernels:
+            x = tf.tanh(x @ kernel)
+        return tf.reduce_sum(x)
+
+    evaluation = capture(evaluate, *batches[0])
+    strategy = planned(training, machines(3))
+    for step in rewritten(evaluation, strategy):
+        reads = [node for node in step.graph_def.node if node.op == "ReadVariableOp"]
+        assert len(reads) == 3 * LAYERS
+        assert sum(any(map(is_control, read.input)) for read in reads) == 3 * (LAYERS - 2)
+    found = train(evaluation, strategy, batches)
+    for outputs, batch in zip(found.outputs, batches, strict=True):
+        for output in outputs:
+            np.testing.assert_allclose(output[0], evaluate(*batch), rtol=1e-9)
+
+
+def test_a_step_that_differentiates_twice_gathers_without_gates():
+    rng = np.random.default_rng(1)
+    first, second = (tf.Variable(rng.normal(size=(4, 4)), name=name) for name in ("first", "second"))
+
+    def step(x):
+        for trained, other in ((first, second), (second, first)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.tanh(x @ trained) @ other))
+            trained.assign_sub(0.1 * tape.gradient(loss, trained))
+        return loss
+
+    batches = [(rng.normal(size=(n, 4)),) for n in (5, 2)]
+    captured = capture(step, *batches[0])
+    alone = one_device(captured, step, batches)
+    assert_same(train(captured, planned(captured, machines(3)), batches), alone, rtol=1e-9)
