@@ -13,7 +13,7 @@ from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.shard.reshards import Reshard, ReshardKind
+from autodist.kernels.shard.reshards import Reshard, ReshardKind, set_index
 from autodist.kernels.sums import ordered_sum
 from autodist.placement.group import Group, Place
 from autodist.placement.holder import Holder
@@ -70,8 +70,11 @@ def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Co
     replica, captured = step.replica_of(name)
     place = context.mesh_row[context.local_replicas[replica]]
     row = context.mesh.row(place, how.axes)
-    group = Group.of_workers(context.strategy.mesh.places[member].worker for member in row)
     node = editor[name]
+    if how.kind is ReshardKind.INDEX:
+        set_index(node, row.index(place))
+        return
+    group = Group.of_workers(context.strategy.mesh.places[member].worker for member in row)
     data = [i for i in node.input if not is_control(i)]
     source = data[1] if node.op == "Split" else data[0]
     if how.kind is ReshardKind.ALL_TO_ALL:

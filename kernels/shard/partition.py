@@ -16,10 +16,11 @@ from autodist.graph.ops import Factor, ReducedBy, Trait, having, linear_operands
 from autodist.graph.parts import GradientCall, Variable, VariableGradient
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.propagate import Axes, Shardings, divides, members_of
-from autodist.kernels.shard.reshards import Reshard, ReshardKind, add_reshard
-from autodist.kernels.shard.rules import NodeRule, Rules, Side
+from autodist.kernels.shard.reshards import Reshard, ReshardKind, add_index, add_reshard
+from autodist.kernels.shard.rules import ROW, NodeRule, Rules, Side
 from autodist.layout import DrawAt, Kind, Propagation, RowsOfDraw
 from autodist.sharding import Mesh
 
@@ -88,6 +89,7 @@ class _Partition:
         self.source_of: dict[str, str] = {}
         self._now: dict[str, str] = {}
         self._resharded: dict[tuple[str, tuple[Axes, ...]], str] = {}
+        self._own_rows: dict[str, str] = {}
         self._outputs = frozenset(map(tensor, step.outputs))
         self._fixed = dict(self._fixed_states())
 
@@ -129,12 +131,58 @@ class _Partition:
             result = rule.results[0]
             if result is not None:
                 inputs[position] = self._divided(inputs[position], _of_side(result, axes))
+        if axes.get(ROW):
+            inputs = self._of_own_rows(rule, axes[ROW], inputs)
         self.editor.set_inputs(name, [*map(as_input, inputs), *filter(is_control, node.input)])
         reduced, how = self._reduced(rule, axes)
         for k, side in enumerate(rule.results):
             if side is not None or reduced or passed:
                 state = State(() if side is None else _of_side(side, axes), reduced, how)
                 self._made(f"{name}:{k}", replace(state, partial=passed[1].partial) if passed else state)
+                if axes.get(ROW):
+                    self._mask_rows(name, state)
+
+    # -- rows of a divided table -----------------------------------------------------------------------------------
+
+    def _of_own_rows(self, rule: NodeRule, axes: Axes, inputs: list[str]) -> list[str]:
+        """Makes a node look up, or add to, the rows of a place; returns its inputs.
+
+        Rows of other places are looked up as zeros, so that the sum over the places is the row; added rows are zero.
+        Source: the vocabulary-parallel embedding of Megatron-LM (Shoeybi et al., 2019).
+        """
+        name, table = rule.node.name, rule.operands[0]
+        assert table is not None and table.lengths[0] is not None, "a divided dimension has a known length"
+        index = add_index(self.editor, f"autodist/rows/{name}/index", axes)
+        length = table.lengths[0] // self.mesh.count(axes)
+        with self.editor.subgraph(f"rows/{name}") as f:
+            rows = self._input(f, inputs[1])
+            own = rows - tf.cast(f.input(index, tf.int64, []) * length, rows.dtype)
+            is_own = tf.logical_and(own >= 0, own < length)
+            kept = tf.where(is_own, own, tf.zeros_like(own))
+            values = None if rule.results else _rows_where(is_own, self._input(f, inputs[2]))
+        self._own_rows[name] = f.name(is_own)
+        return [
+            inputs[0],
+            f.name(kept),
+            *([] if values is None else [f.name(values)]),
+            *inputs[2 if values is None else 3 :],
+        ]
+
+    def _mask_rows(self, name: str, state: State) -> None:
+        """Replaces the rows of other places that a lookup has returned by zeros."""
+        found = f"{name}:0"
+        with self.editor.subgraph(f"own_rows/{name}") as f:
+            made = f.name(_rows_where(self._input(f, self._own_rows[name]), self._input(f, found)))
+        self._now[found], self.states[made], self.source_of[made] = made, state, found
+        self._note(made, found, state.axes)
+
+    def _input(self, f: SubgraphBuilder, name: str) -> tf.Tensor:
+        """Returns a tensor of the program for new arithmetic, with its known rank."""
+        source = self.source_of.get(tensor(name), tensor(name))
+        if node_of(source) in self.step.graph_index.nodes:
+            spec = self.step.spec_of(source)
+            return f.input(name, spec.dtype, [None] * (self.rules.shape(source).rank or 0))
+        return f.input(name)
 
     def _choose(self, rule: NodeRule) -> dict[Factor, Axes]:
         """Returns the axes along which each factor of a node is divided."""
@@ -333,6 +381,12 @@ class _Partition:
 
         terms = tuple(replace(term, tensor=now(term.tensor)) for term in call.terms)
         return replace(call, targets=tuple(map(now, call.targets)), terms=terms)
+
+
+def _rows_where(is_kept: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows, with zeros for those that are not kept."""
+    shape = tf.concat([tf.shape(is_kept), tf.ones([tf.rank(rows) - tf.rank(is_kept)], tf.int32)], 0)
+    return tf.where(tf.reshape(is_kept, shape), rows, tf.zeros_like(rows))
 
 
 def _of_side(side: Side, axes: Mapping[Factor, Axes]) -> tuple[Axes, ...]:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import tensorflow as tf
+
 from autodist.graph.names import tensor
-from autodist.graph.ops import Factor, Trait, having
+from autodist.graph.ops import Factor, FactorRule, Trait, having
 from autodist.graph.step import CapturedStep
 from autodist.kernels.shard.rules import NodeRule, Rules, Side
 from autodist.sharding import Mesh, Sharding
@@ -51,9 +53,11 @@ class Shardings:
     def __init__(self, step: CapturedStep, mesh: Mesh, rules: Rules) -> None:
         self._step, self._mesh, self._rules = step, mesh, rules
         self._found: dict[str, Sharding] = {}
+        self._barriers = frozenset() if step.annotations is None else step.annotations.barriers
+        self._rule_of = {name: rules.of(name) for name in step.graph_index.nodes} | dict(self._groups())
         self._touching: dict[str, list[str]] = defaultdict(list)
-        for name in step.graph_index.nodes:
-            for side in rules.of(name).sides:
+        for name, rule in self._rule_of.items():
+            for side in rule.sides:
                 self._touching[side.key].append(name)
         self.requested = dict(self._requested())
 
@@ -78,15 +82,33 @@ class Shardings:
             yield self._step.by_name[name].handle, constraint.sharding
         for node, constraint in annotations.constraints.items():
             yield tensor(node), constraint.sharding
+        yield from ((tensor(name), constraint.sharding) for name, constraint in annotations.tensors.items())
         yield from ((name, constraint.sharding) for name, constraint in annotations.tensors.items())
 
+    def _groups(self) -> Iterable[tuple[str, NodeRule]]:
+        """Yields a rule for each sharding group, whose members are divided alike."""
+        annotations = self._step.annotations
+        for number, group in ({} if annotations is None else annotations.groups).items():
+            sides = [self._side(name) for name in group.members]
+            node = tf.compat.v1.NodeDef(name=f"group {number}", op="Identity")
+            axes = sides[0].factors
+            yield node.name, NodeRule(node, tuple(sides), (), FactorRule((axes,) * len(sides), ()))
+
+    def _side(self, name: str) -> Side:
+        """Returns a variable or a tensor as a side of a group."""
+        variable = self._step.by_name.get(name)
+        lengths = self._rules.static.lengths(name) if variable is None else variable.shape
+        assert lengths is not None, "members of a group have equal shapes"
+        key = tensor(name) if variable is None else variable.handle
+        return Side(key, lengths, tuple(k if n != 1 else None for k, n in enumerate(lengths)))
+
     def _until_stable(self, level: int) -> None:
-        waiting = deque(self._step.graph_index.nodes)
+        waiting = deque(self._rule_of)
         queued = set(waiting)
         while waiting:
             name = waiting.popleft()
             queued.discard(name)
-            for key in self._visit(self._rules.of(name), level):
+            for key in self._visit(self._rule_of[name], level):
                 for other in self._touching[key]:
                     if other not in queued:
                         queued.add(other)
@@ -94,7 +116,11 @@ class Shardings:
 
     def _visit(self, rule: NodeRule, level: int) -> set[str]:
         """Lets the factors of a node agree; returns the keys whose shardings have grown."""
-        if rule.rule is None or (level == 0 and rule.node.op not in _PASSES_THROUGH):
+        if (
+            rule.rule is None
+            or rule.node.name in self._barriers
+            or (level == 0 and rule.node.op not in _PASSES_THROUGH)
+        ):
             return set()
         factors = members_of(rule)
         grown: set[str] = set()

@@ -28,6 +28,7 @@ class ReshardKind(enum.Enum):
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"  # divides `split` and gathers `dimension`
+    INDEX = "index"  # the rank of the place in its row, an int64 scalar; nothing is sent
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,19 @@ def add_reshard(editor: GraphEditor, name: str, source: str, spec: tf.TensorSpec
     return _add_split(editor, name, source, dtype, reshard.dimension, parts, reshard)
 
 
+def add_index(editor: GraphEditor, name: str, axes: tuple[str, ...]) -> str:
+    """Adds the stand-in of the rank of a place in its row along some axes; returns the tensor, an int64 scalar."""
+    _add_constant(editor, name, 0, tf.int64)
+    editor[name].attr[RESHARD].s = Reshard(ReshardKind.INDEX, axes).to_text().encode()
+    return f"{name}:0"
+
+
+def set_index(node: tf.compat.v1.NodeDef, index: int) -> None:
+    """Replaces the stand-in of a rank by its value."""
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(index, tf.int64))
+    del node.attr[RESHARD]
+
+
 def _multiples(spec: tf.TensorSpec, dimension: int, parts: int) -> list[int]:
     return [parts if k == dimension else 1 for k in range(spec.shape.rank)]
 
@@ -119,8 +133,8 @@ def _add(
     return f"{editor.add(node)}:0"
 
 
-def _add_constant(editor: GraphEditor, name: str, value: object) -> str:
+def _add_constant(editor: GraphEditor, name: str, value: object, dtype: tf.DType = tf.int32) -> str:
     node = NodeDef(name=name, op="Const")
-    node.attr["dtype"].type = tf.int32.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int32))
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
     return editor.add(node)

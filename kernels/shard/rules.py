@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -18,6 +18,12 @@ from autodist.graph.step import CapturedStep
 from autodist.kernels.shard.static_shapes import StaticShapes, is_open
 
 Lengths = tuple[int | None, ...]
+
+ROW = "row"
+"""The factor of the rows of a table that an op looks up or adds to: a place has some of the rows."""
+
+ADDS_ROWS = ("ResourceScatterAdd", "ResourceScatterSub")
+"""Ops that add rows to those of a variable."""
 
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
@@ -177,7 +183,7 @@ def _of_variable(op: _View) -> FactorRule:
         return FactorRule((variable, variable), ())
     if op.node.op == "ResourceGather" and not op.number("batch_dims"):
         indices = tuple(f"index{k}" for k in range(op.rank(1) or 0))
-        return FactorRule(((None, *variable[1:]), indices), ((*indices, *variable[1:]),))
+        return FactorRule(((ROW, *variable[1:]), indices), ((*indices, *variable[1:]),))
     return FactorRule((None,) * len(op.inputs), ((),))
 
 
@@ -186,7 +192,16 @@ def _of_rows(op: _View) -> FactorRule | None:
     if len(op.inputs) != 3 or op.rank(1) is None or op.rank(2) != (op.rank(0) or 0) - 1 + (op.rank(1) or 0):
         return None
     variable = tuple(range(op.rank(0) or 0))
-    return FactorRule(((None, *variable[1:]), None, (*[None] * (op.rank(1) or 0), *variable[1:])), ())
+    row = ROW if op.node.op in ADDS_ROWS else None
+    return FactorRule(((row, *variable[1:]), None, (*[None] * (op.rank(1) or 0), *variable[1:])), ())
+
+
+def _gather(op: _View) -> FactorRule | None:
+    """GatherV2 (values, indices, axis) along the first axis: places that do not have a row return zeros."""
+    rule = factor_rule(op)
+    if rule is None or rule.operands[0] is None or op.number("batch_dims") or op.scalar(2) != 0:
+        return rule
+    return replace(rule, operands=((ROW, *rule.operands[0][1:]), *rule.operands[1:]))
 
 
 def _reshape(op: _View) -> FactorRule | None:
@@ -248,4 +263,4 @@ def _fill(op: _View) -> FactorRule | None:
     return FactorRule((None, None), (tuple(range(op.output_shape().rank or 0)),), lengths=(0,))
 
 
-_OWN = {"Reshape": _reshape, "Fill": _fill}
+_OWN = {"Fill": _fill, "GatherV2": _gather, "Reshape": _reshape}

@@ -194,7 +194,9 @@ class Session:
         self.items = rewritten(captured, strategy, kernels)
         names = [v.name for v in captured.step.variables]
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
-        initial = in_shards(whole, self.items[0].partitionings)
+        first = self.items[0]
+        self.cuts = {name: cut for name, cut in first.partitionings.items() if name not in first.shardings}
+        initial = in_shards(whole, self.cuts)
         self.graph = ImportedGraph()
         self._transfers = [transfers_of(item.graph_def) for item in self.items]
         for worker, item in enumerate(self.items):
@@ -230,9 +232,8 @@ class Session:
             session.run([self._assign, self._initializers])
             outputs = [self._step(batch, limit_ms) for batch in batches]
             read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
-            first = self.items[0]
             mesh = Context(self.strategy, 0).mesh
-            return Trained(session.run(read), outputs, first.partitionings, first.shardings, mesh)
+            return Trained(session.run(read), outputs, self.cuts, self.items[0].shardings, mesh)
 
     def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
         """Runs one step from the script's values; returns the tensors `names` of it ("worker_0/x:0")."""

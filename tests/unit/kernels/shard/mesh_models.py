@@ -88,3 +88,28 @@ def _language_model(blocks: int) -> keras.Model:
         y = keras.layers.Dense(16, name=f"b{b}_down")(y)
         x = keras.layers.Add(name=f"b{b}_add2")([x, y])
     return keras.Model(ids, keras.layers.Dense(TOKENS, name="head")(x))
+
+
+def table(update: str) -> Model:
+    """A table with lookups, whose gradient is rows."""
+    rng = np.random.default_rng(0)
+    rows = tf.Variable(rng.normal(size=(8, 4)), name="rows")
+    w = tf.Variable(rng.normal(size=(4, 2)), name="w")
+
+    def step(ids, y):
+        with tf.GradientTape() as tape:
+            made = tf.reduce_sum(tf.nn.embedding_lookup(rows, ids), 1) @ w
+            if update == "tied":
+                first = tf.nn.embedding_lookup(rows, ids[:, 0])
+                made += tf.reduce_sum(tf.matmul(first, rows, transpose_b=True), 1, keepdims=True)
+            loss = tf.reduce_mean(tf.reduce_sum((made - y) ** 2, 1))
+        of_rows, of_w = tape.gradient(loss, [rows, w])
+        w.assign_sub(0.1 * of_w)
+        if update == "rows":
+            rows.scatter_sub(tf.IndexedSlices(0.1 * of_rows.values, of_rows.indices))
+        else:
+            rows.assign_sub(0.1 * tf.convert_to_tensor(of_rows))
+        return loss
+
+    batches = [(rng.integers(0, 8, (n, 3)), rng.normal(size=(n, 2))) for n in (6, 5, 1)]
+    return Model(step, capture(step, *batches[0]), batches)

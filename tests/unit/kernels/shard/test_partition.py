@@ -11,7 +11,7 @@ import pytest
 from autodist.kernels import Context, rewrite
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from tests.unit.kernels.in_one_process import Session, assert_same, on_mesh, one_device
-from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, transformer
+from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, table, transformer
 
 OPTIMIZERS = {
     "sgd with momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
@@ -97,3 +97,13 @@ def test_each_place_holds_its_part_of_variables_and_slots():
     whole = {variable.name: variable for variable in model.captured.step.variables}
     for name in divided:
         assert np.prod(shapes[name]) * 2 == np.prod(whole[name].shape)
+
+
+@pytest.mark.parametrize("update", ["rows", "dense", "tied"])
+@pytest.mark.parametrize("layout", ["[model, –]", "[–, model]"])
+def test_a_table(update, layout):
+    assert_equal_on_mesh(table(update), {"data": 2, "model": 2}, {"rows": layout})
+
+
+def test_rows_of_a_divided_table_are_summed_once():
+    assert transfers_of(table("rows"), {"model": 2}, {"rows": "[model, –]"})[ReshardKind.ALL_GATHER] == 0
