@@ -12,6 +12,7 @@ from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Kernel
 from autodist.kernels.rule import Facts, Refusal, Rewrite, Rule
 from autodist.kernels.shard.annotated import annotated, sharding_of
+from autodist.kernels.shard.constraints_in_functions import ApplyInFunctions
 from autodist.kernels.until_stable import UntilStable
 from autodist.sharding import Annotations, Constraint, DataFlowEdge
 
@@ -90,7 +91,12 @@ class ApplyConstraints(UntilStable):
     Source: the application of sharding constraints in Shardy.
     """
 
-    rules: tuple[Kernel[CapturedStep, CapturedStep], ...] = (FollowChain(), TakeSharding(), ReadConstraint())
+    rules: tuple[Kernel[CapturedStep, CapturedStep], ...] = (
+        FollowChain(),
+        TakeSharding(),
+        ReadConstraint(),
+        ApplyInFunctions(),
+    )
     name: ClassVar[str] = "apply-constraints"
     after: ClassVar[Mapping[str, str]] = {
         "add-data-flow-edges": "a tensor on an edge does not take the sharding of a constraint",

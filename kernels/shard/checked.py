@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ from autodist.errors import StrategyError
 from autodist.graph.names import tensor
 from autodist.graph.step import CapturedStep
 from autodist.logs.formatting import did_you_mean, listed
-from autodist.sharding import WHOLE, Annotations, Constraint
+from autodist.sharding import WHOLE, Annotations, Constraint, in_function
 
 log = logging.getLogger("autodist")
 
@@ -26,10 +26,7 @@ def checked(step: CapturedStep, annotations: Annotations) -> Annotations:
         StrategyError: a sharding contradicts the mesh or its tensor.
     """
     variables, no_variables = _present(annotations.variables, step.by_name)
-    constraints, no_nodes = _present(
-        annotations.constraints,
-        {name for name in annotations.constraints if "@" in name or name in step.graph_index.nodes},
-    )
+    constraints, no_nodes = _present(annotations.constraints, {*step.graph_index.nodes, *_nodes_of_functions(step)})
     for name, one in no_nodes.items():
         log.warning("the step has no node %s, so the sharding %s (%s) has no effect", name, one.sharding, one.origin)
     shape_of = _shapes(step)
@@ -42,6 +39,11 @@ def checked(step: CapturedStep, annotations: Annotations) -> Annotations:
     }
     missing = {**annotations.missing, **no_variables, **no_nodes}
     return replace(annotations, variables=variables, constraints=constraints, missing=missing)
+
+
+def _nodes_of_functions(step: CapturedStep) -> Iterator[str]:
+    for function in step.graph_def.library.function:
+        yield from (in_function(function.signature.name, node.name) for node in function.node_def)
 
 
 ShapeOf = Callable[[str], tf.TensorShape]
