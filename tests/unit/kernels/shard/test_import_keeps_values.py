@@ -108,7 +108,7 @@ def shardings(draw: st.DrawFn, mesh: Mesh) -> Sharding:
 
 
 @st.composite
-def annotations(draw: st.DrawFn, step: CapturedStep) -> Annotations:
+def drawn_annotations(draw: st.DrawFn, step: CapturedStep) -> Annotations:
     """Annotations of variables, of Identity nodes and of tensors of a step, on a drawn mesh that some of them carry."""
     mesh = draw(st.sampled_from(MESHES))
 
@@ -158,7 +158,7 @@ PARTS = 8
 @given(LINES, st.data())
 def test_imported_steps_compute_the_same_bits(part, lines, data):
     captured = captured_step([Line(sorted(OPERATIONS)[part], 0, 1), *lines])
-    step = replace(captured.step, annotations=data.draw(annotations(captured.step)))
+    step = replace(captured.step, annotations=data.draw(drawn_annotations(captured.step)))
     context = Context(plan(step, 1, 4), 0)
     imported = run_pipeline(IMPORT_PASSES, step, context)
     verify(imported, step)
