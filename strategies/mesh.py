@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from autodist.strategies.all_reduce import AllReduceOptions, all_reduce_nodes
 from autodist.strategies.base import StrategyBuilder, make_strategy
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, synced_variables
+
+log = logging.getLogger("autodist.strategies")
 
 Layout = Sequence[str | Sequence[str] | None]
 """For each dimension of a variable: the axis that divides it, several axes (major first), None for a whole dimension,
@@ -137,12 +140,11 @@ class Mesh(StrategyBuilder):
             if matching:
                 sharding = self._sharding(matching[0], name, shape, mesh)
                 yield strategy_pb2.VariableSharding(variable=name, sharding=str(sharding), origin=repr(matching[0]))
-        unused = [pattern for pattern in self.layouts if pattern not in used]
-        if unused and not used:
-            raise StrategyError(
-                f"the pattern {unused[0]!r} matches no variable (it must match the whole name). The nearest variables "
-                f"are {listed(nearest(unused[0], list(shapes)))}."
-            )
+        for pattern in sorted(self.layouts.keys() - used):
+            log.warning(
+                "The pattern %r of a layout matches no variable of this step (it must match the whole name). Near "
+                "variables: %s.", pattern, listed(nearest(pattern, list(shapes))),
+            )  # fmt: skip
 
     def _sharding(self, pattern: str, name: str, shape: Sequence[int], mesh: MeshOfPlaces) -> Sharding:
         layout = self.layouts[pattern]

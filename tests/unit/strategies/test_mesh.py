@@ -95,7 +95,6 @@ def test_a_wrong_option_is_refused_with_its_line(tmp_path, options, problem):
         ({"up/bias": (None, "model")}, "has 2 dimensions, but up/bias has the shape"),
         ({"head/kernel": (None, "model")}, "3 elements of head/kernel into 2 parts"),
         ({"up/.*": ("model",), "up/bias": (None,)}, "match up/bias and divide it differently"),
-        ({"upp/kernel": ("model",)}, "matches no variable.*up/kernel"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused(step, cluster, layouts, problem):
@@ -119,3 +118,10 @@ def test_the_table_shows_shardings(step, cluster):
 def test_a_worker_without_devices_is_refused(cluster):
     with pytest.raises(StrategyError, match="has no device"):
         arranged(Mesh(mesh={"model": 2}), cluster(3, servers=1))
+
+
+def test_a_pattern_that_matches_nothing_is_logged_with_near_names(step, cluster, caplog):
+    strategy = built(step(SHAPES), cluster(2), mesh={"model": 2}, layouts={**MEGATRON, "upp/kernel": ("model",)})
+    assert len(strategy.mesh.variables) == 2
+    assert "'upp/kernel' of a layout matches no variable" in caplog.text
+    assert "up/kernel" in caplog.text

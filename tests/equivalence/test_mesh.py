@@ -1,0 +1,43 @@
+"""A mesh of four processes: Keras, a function, checkpoints and a session equal two replicas on one worker."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.equivalence.harness import ROOT, run_to_its_end
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
+
+
+def told_by(machines: str, checkpoints: Path, forked_workers: int = 0) -> tuple[str, list[str]]:
+    script = [sys.executable, "-m", "tests.equivalence.staged_script", machines, str(checkpoints / machines)]
+    ended = run_to_its_end(script, ROOT, 300, is_forked=True, forked_workers=forked_workers)
+    assert ended.problem is None, ended.output
+    return ended.output, [line for line in ended.output.splitlines() if "TOLD" in line]
+
+
+STEPS = ("step", "saved", "restored", "set")
+"""Lines of steps, which return a loss, and the rows of the worker's own examples."""
+
+
+def numbers(line: str) -> list[float]:
+    what, *values = line.partition("TOLD ")[2].split()
+    shared = values[:1] if what in STEPS else values
+    return [x for value in shared for x in np.frombuffer(bytes.fromhex(value))]
+
+
+def test_a_mesh_of_two_by_two_equals_two_replicas(tmp_path: Path) -> None:
+    _, alone = told_by("replicas of mesh", tmp_path)
+    output, on_mesh = told_by("mesh of tensors", tmp_path, forked_workers=3)
+    assert "Mesh: 4 places on 4 workers, mesh {data: 2, model: 2}" in output
+    for worker in range(4):
+        start = f"[localhost:{worker}] TOLD" if worker else "TOLD"
+        own = [line for line in on_mesh if line.startswith(start)]
+        assert len(own) == len(alone) == 13
+        for expected, found in zip(alone, own, strict=True):
+            assert numbers(expected)
+            np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-9, atol=1e-12, err_msg=expected)
