@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from autodist.graph.names import is_control
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.communicate.communicator import DIRECT_BYTES, Communicator
 from autodist.kernels.shard.reshards import Reshard, ReshardKind, set_index
 from autodist.kernels.sums import ordered_sum
 from autodist.placement.group import Group, Place
@@ -97,7 +97,21 @@ def _all_gather(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor
 
 
 def _all_reduce(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
-    return _reduced([part[0] for part in exchange.all_gather("part", [x])], how)
+    """Reduces whole tensors of two members, or small ones; of others, each member reduces one piece."""
+    elements, count = x.shape.num_elements(), exchange.group.size
+    if count == 2 or (elements is not None and elements * x.dtype.size <= DIRECT_BYTES):
+        return _reduced([part[0] for part in exchange.all_gather("part", [x])], how)
+    flat = tf.reshape(x, [-1])
+    length = tf.size(flat)
+    sizes = [length // count] * (count - 1) + [length - length // count * (count - 1)]
+    own = _reduced(exchange.all_to_all("piece", _open(tf.split(flat, sizes, num=count))), how)
+    pieces = [part[0] for part in exchange.all_gather("sum", _open([own]))]
+    return tf.reshape(tf.concat(pieces, 0), tf.shape(x))
+
+
+def _open(vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns vectors without static lengths: the last piece may be longer than the others."""
+    return [tf.raw_ops.PlaceholderWithDefault(input=vector, shape=[None]) for vector in vectors]
 
 
 def _reduce_scatter(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:

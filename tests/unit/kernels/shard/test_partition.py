@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from autodist.kernels import Context, rewrite
+from autodist.kernels.shard import lower
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from tests.unit.kernels.in_one_process import Session, assert_same, on_mesh, one_device
 from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, table, transformer
@@ -56,6 +57,11 @@ def test_columns_then_rows(sizes):
 ], ids=str)  # fmt: skip
 def test_other_layouts(layouts):
     assert_equal_on_mesh(perceptron(), {"data": 2, "model": 2}, layouts)
+
+
+def test_large_sums_of_many_members(monkeypatch):
+    monkeypatch.setattr(lower, "DIRECT_BYTES", 0)
+    assert_equal_on_mesh(perceptron(), {"model": 4}, {"w1": "[–, model]", "w2": "[model, –]"})
 
 
 def test_two_axes_of_tensors():
