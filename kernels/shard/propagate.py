@@ -83,7 +83,6 @@ class Shardings:
         for node, constraint in annotations.constraints.items():
             yield tensor(node), constraint.sharding
         yield from ((tensor(name), constraint.sharding) for name, constraint in annotations.tensors.items())
-        yield from ((name, constraint.sharding) for name, constraint in annotations.tensors.items())
 
     def _groups(self) -> Iterable[tuple[str, NodeRule]]:
         """Yields a rule for each sharding group, whose members are divided alike."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from autodist.kernels.shard.remove_size_one_axes import RemoveSizeOneAxes
+from tests.unit.kernels.in_one_process import on_mesh, plan, train
 from tests.unit.kernels.rewrites import cases
 from tests.unit.kernels.shard.imports import assert_imports
+from tests.unit.kernels.shard.mesh_models import perceptron
 
 
 @cases(
@@ -55,3 +59,15 @@ from tests.unit.kernels.shard.imports import assert_imports
 )
 def test_axes_of_size_one_are_removed(text):
     assert_imports(RemoveSizeOneAxes(), text, places=8)
+
+
+def test_a_model_axis_of_size_one_gives_the_bits_of_all_reduce():
+    model = perceptron()
+    layouts = {"w1": "[–, model]", "b1": "[model]", "w2": "[model, –]"}
+    step = model.captured.step
+    found = train(model.captured, on_mesh(step, {"data": 4, "model": 1}, layouts), model.batches)
+    expected = train(model.captured, plan(step, 4), model.batches)
+    assert found.variables[0].keys() == expected.variables[0].keys()
+    for name in expected.variables[0]:
+        np.testing.assert_array_equal(found.variable(name), expected.variable(name), err_msg=name)
+    np.testing.assert_array_equal(found.outputs, expected.outputs)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from autodist.errors import StrategyError
+from autodist.kernels import Context, run_pipeline
+from autodist.kernels.pipeline import IMPORT_PASSES
 from autodist.kernels.shard.unite_groups import UniteGroups
+from tests.unit.kernels.annotation_text import annotations_from
+from tests.unit.kernels.in_one_process import capture, plan
 from tests.unit.kernels.rewrites import cases
 from tests.unit.kernels.shard.imports import assert_imports, imported
 
@@ -83,6 +91,31 @@ from tests.unit.kernels.shard.imports import assert_imports, imported
 )
 def test_groups_are_united(text):
     assert_imports(UniteGroups(), text)
+
+
+def test_the_slots_of_a_group_of_variables_get_its_sharding():
+    q, k, v, alone = (tf.Variable(np.ones([4, 6]), name=name) for name in ("q", "k", "v", "alone"))
+    slots = {name: tf.Variable(np.zeros([4, 6]), name=f"{name}/momentum") for name in ("q", "k", "v", "alone")}
+
+    def step(x):
+        variables = [q, k, v, alone]
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_mean(tf.square(x @ one)) for one in variables])
+        gradients = tape.gradient(loss, variables)
+        for one, slot, gradient in zip(variables, slots.values(), gradients, strict=True):
+            slot.assign(0.9 * slot + gradient)
+            one.assign_sub(0.1 * slot)
+        return loss
+
+    lines = ["mesh mesh = {a: 2, b: 2}", "variable q: [–, b]", "group 0: q, k", "group 1: k, v"]
+    captured = capture(step, np.ones([2, 4])).step
+    given = replace(captured, annotations=annotations_from(lines))
+    made = run_pipeline(IMPORT_PASSES, given, Context(plan(given, 1, 4), 0)).annotations
+    found = {edge.owner: edge.sharding and str(edge.sharding) for edge in made.edges}
+    alike = {name: "[–, b]" for one in "qkv" for name in (one, f"{one}/momentum")}
+    assert found == alike | {"alone": None, "alone/momentum": None}
+    assert {name: str(one.sharding) for name, one in made.variables.items()} == dict.fromkeys("qkv", "[–, b]")
+    assert [group.members for group in made.groups.values()] == [("q", "k", "v")]
 
 
 TWO = """
