@@ -14,7 +14,7 @@ from autodist.errors import Place, StrategyError
 from autodist.options.fields import check_options
 from autodist.strategies.all_reduce import SpecName
 from autodist.strategies.partition import Partition
-from autodist.strategies.ps import Owner, Staleness, has_proxy
+from autodist.strategies.ps import Owner, Staleness
 from autodist.synchronizers import AllReduce, ParameterServer
 
 
@@ -57,7 +57,7 @@ class UseParameterServer:
             fewest bytes relative to its bandwidth.
         sync: see ServerOptions. Default: true.
         staleness: see ServerOptions. Default: 0.
-        local_proxy_variable: see ServerOptions. If sync changes, the builder's choice is not kept.
+        local_proxy_variable: see ServerOptions.
         partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 
@@ -82,9 +82,7 @@ class UseParameterServer:
         after = replace(before, **_set_options({"asynchronous": asynchronous, "staleness": self.staleness}))
         proxy = self.local_proxy_variable
         if proxy is None:
-            is_kept = synchronizer is not None and after.asynchronous == before.asynchronous
-            is_new = has_proxy(is_sent_whole, not after.asynchronous)
-            proxy = before.local_proxy if is_kept else is_new
+            proxy = is_sent_whole if synchronizer is None else before.local_proxy
         return replace(after, local_proxy=proxy)
 
 

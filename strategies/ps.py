@@ -42,8 +42,7 @@ class ServerOptions:
         local_proxy_variable: True if every worker caches a copy for its replicas to read, refreshed once a step: the
             owner sends the value with the signal that it has applied the update. False if replicas read the owner's
             value, which takes a round trip, and keep nothing after the step. Default: True for dense variables
-            and small tables that workers update together (sync), and False for others: of a large table, a replica
-            reads only the rows that it needs.
+            and small tables, and False for large tables, of which a replica reads only the rows that it needs.
     """  # noqa: E501 (a row of a table is one line)
 
     sync: bool = True
@@ -62,13 +61,8 @@ class ServerOptions:
             owner=owner,
             asynchronous=not self.sync,
             staleness=self.staleness,
-            local_proxy=has_proxy(is_sent_whole, self.sync) if proxy is None else proxy,
+            local_proxy=is_sent_whole if proxy is None else proxy,
         )
-
-
-def has_proxy(is_sent_whole: bool, sync: bool) -> bool:
-    """Returns True if every worker caches a copy of a variable by default."""
-    return is_sent_whole and sync
 
 
 SYNCHRONOUS = ServerOptions()

@@ -72,6 +72,8 @@ class Step:
             programs that share the state, so a second program does not reset it.
         background_nodes: nodes of the background program that runs once for every step of this worker: updates of
             stale variables, and refreshes of their cached copies.
+        standing_nodes: nodes of the standing program, whose runs begin before the steps that they belong to: updates of
+            asynchronous variables.
         jit_compile: True if the script requests XLA for the complete step. If it requests XLA for parts, the names of
             their nodes show it (`autodist.graph.jit_scope`).
         is_global: True if every worker receives the same batch and keeps its share, so that each knows the total number
@@ -94,6 +96,7 @@ class Step:
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     initializers: Mapping[str, str] = field(default_factory=dict)
     background_nodes: tuple[str, ...] = ()
+    standing_nodes: tuple[str, ...] = ()
     jit_compile: bool = False
     is_global: bool = False
     counts_examples: bool = False

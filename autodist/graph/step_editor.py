@@ -34,7 +34,9 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         super().__init__(step.graph_def, step.graph_index)
         self._step = step
         self._outputs = step.outputs
-        self._targets, self._background = map(dict.fromkeys, (step.targets, step.background_nodes))
+        self._targets, self._background, self._standing = map(
+            dict.fromkeys, (step.targets, step.background_nodes, step.standing_nodes)
+        )
         self._initializers = dict(step.initializers)
         self._specs: dict[str, tf.TensorSpec] = {}
 
@@ -136,6 +138,10 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         """Adds nodes to the background program, which runs once for every step of this worker."""
         self._background.update(dict.fromkeys(names))
 
+    def stand(self, names: Iterable[str]) -> None:
+        """Adds nodes to the standing program, whose runs begin before the steps that they belong to."""
+        self._standing.update(dict.fromkeys(names))
+
     def initialize(self, initializers: Mapping[str, str]) -> None:
         """Adds nodes that run once, before the first step, under keys that are the same in all programs."""
         self._initializers.update(initializers)
@@ -149,7 +155,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         following: dict[str, tuple[str, ...]] = {}
         for old, names in reversed(list(instead.items())):
             following[old] = tuple(name for new in names for name in following.get(new, (new,)))
-        for roots in (self._targets, self._background):
+        for roots in (self._targets, self._background, self._standing):
             if not following.keys().isdisjoint(roots):
                 followed = [name for root in roots for name in following.get(root, (root,))]
                 roots.clear()
@@ -158,7 +164,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
     def drop_targets(self, names: Iterable[str]) -> None:
         """Removes nodes from all targets; they still run if another node needs them."""
         for name in names:
-            for roots in (self._targets, self._background):
+            for roots in (self._targets, self._background, self._standing):
                 roots.pop(name, None)
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -169,6 +175,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
             outputs=self._outputs,
             targets=tuple(self._targets),
             background_nodes=tuple(self._background),
+            standing_nodes=tuple(self._standing),
             initializers=self._initializers,
             noted=self._known(),
             **changes,

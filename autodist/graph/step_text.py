@@ -95,6 +95,7 @@ def _runs(step: Step) -> Iterator[str]:
     yield f"returns {', '.join(step.outputs)}" + (", which counts examples" if step.counts_examples else "")
     yield from (f"target {name}" for name in sorted(step.targets))
     yield from (f"background node {name}" for name in sorted(step.background_nodes))
+    yield from (f"standing node {name}" for name in sorted(step.standing_nodes))
     yield from (f"initially {key}: {name}" for key, name in sorted(step.initializers.items()))
     if step.even_parts is not None:
         yield f"needs even parts: {step.even_parts}"

@@ -88,6 +88,7 @@ def _require_as_noted(step: Step, made: tf.Tensor) -> None:
 def _roots(step: Step) -> Iterator[tuple[str, str]]:
     yield from (("the target", name) for name in step.targets)
     yield from (("the background node", name) for name in step.background_nodes)
+    yield from (("the standing node", name) for name in step.standing_nodes)
     yield from (("the initializer", name) for name in step.initializers.values())
 
 

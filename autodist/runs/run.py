@@ -98,7 +98,7 @@ class Run:
         self.startup = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup)
         self.tracker = VariableTracker(self.pull, self.workers)
-        self.updates = Updates(self._on_failed_update)
+        self.updates = Updates(self._on_failed_update, self._on_failed_standing_update)
         # All workers run the same steps in the same order, so the script's threads run steps one at a time.
         self.step_lock: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
         self.failed_step = FailedStepGuard(
@@ -264,18 +264,21 @@ class Run:
     def _close_session(self) -> None:
         """Closes the connections to the other workers' servers, unless one may be gone: closing would hang.
 
-        The chief ends its inbox loops before it ends the other workers, without which they might not end. The others
-        end theirs once the chief has ended its script (`_end_threads`), since the chief's server logs that.
+        The chief ends its inbox loops and standing updates before it ends the other workers, without which they might
+        not end. The others end theirs once the chief has ended its script (`_end_threads`), since the chief's server
+        logs that.
         """
         if self._graph_runners is None:
             return
         loops, is_good = self._graph_runners.inbox_loops, self._peers.is_idle and self.updates.is_idle
         is_good = is_good and not self.end.is_bad and loops.failure is None
+        self.updates.end_standing()
         if self.index == 0:
             is_good = loops.close(_seconds(_CLOSE_LIMIT if is_good else _END_LIMIT)) and is_good
         if is_good or not self._peers.have_joined:
             self.variable_sync.close()
             self.coordination.close()
+        if (is_good and (self.index == 0 or not self.updates.are_standing)) or not self._peers.have_joined:
             self._graph_runners.close(_seconds(_CLOSE_LIMIT))
         else:
             self._graph_runners.abandon()
@@ -288,11 +291,12 @@ class Run:
         self.coordination.end_reading()
         if self._graph_runners is None:
             return
-        if self._peers.is_idle and self.updates.is_idle:
+        if self._peers.is_idle and self.updates.is_idle and not self.updates.are_standing:
             self._graph_runners.inbox_loops.close(_seconds(_END_LIMIT))
         else:
             self._graph_runners.end_runs(_seconds(_END_LIMIT))
             self._peers.wait_until_idle(_seconds(_END_LIMIT))
+            self.updates.wait_until_ended(_seconds(_END_LIMIT))
 
     def guard(self, call: Callable[..., R], *args: Any) -> R:
         """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.
@@ -307,6 +311,12 @@ class Run:
         cause = self._peers.cause_of(error) or ClusterError(
             f"an update of variables owned by this worker failed: {type(error).__name__}: {words_of(error)}"
         )
+        self._peers.fail(cause)
+        return cause
+
+    def _on_failed_standing_update(self, error: BaseException) -> BaseException:
+        """Makes the step that waits for a failed update of its own gradients raise the error."""
+        cause = self._peers.cause_of(error) or error
         self._peers.fail(cause)
         return cause
 

@@ -243,7 +243,7 @@ class GraphRunners:
                 graph_runner = GraphRunner(self._target, self._config, lambda: self.inbox_loops.failure)
                 self._opened.append(graph_runner)
             prefix = f"step_{self._steps}"
-            graph_runner.graph.import_nodes(graph_def, prefix)
+            graph_runner.graph.import_nodes(_with_own_queues(graph_def, prefix), prefix)
         return graph_runner, prefix + "/"
 
     def initialize(self, graph_runner: GraphRunner, operations: Mapping[str, str]) -> None:
@@ -285,6 +285,18 @@ def _call_within(limit: float, ends: Sequence[Callable[[], object]]) -> None:
     deadline = time.monotonic() + limit
     for thread in closing:
         thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _with_own_queues(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:
+    """Returns a graph in which queues without a shared name have one of their own, which copies of a queue keep."""
+    if all(node.op != "FIFOQueueV2" or node.attr["shared_name"].s for node in graph_def.node):
+        return graph_def
+    named = tf.compat.v1.GraphDef()
+    named.CopyFrom(graph_def)
+    for node in named.node:
+        if node.op == "FIFOQueueV2" and not node.attr["shared_name"].s:
+            node.attr["shared_name"].s = f"{prefix}/{node.name}".encode()
+    return named
 
 
 def _without_optimization(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:

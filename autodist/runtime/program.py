@@ -71,6 +71,9 @@ class Program:
         self._is_global = step.is_global
         background = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.background_nodes]
         self._update = graph_runner.callable([], background, []) if background else None
+        standing = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.standing_nodes]
+        if standing:
+            updates.repeat(graph_runner.callable([], standing, []))
 
     def run(
         self,

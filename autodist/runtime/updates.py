@@ -1,25 +1,38 @@
-"""Background updates of stale variables and their cached copies, which run in a thread in parallel with the steps."""
+"""Updates that run in threads in parallel with the steps."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
+
+STANDING = 2
+"""Runs of a standing update that have begun. With 1, the next one would begin a round trip after the last has ended."""
 
 
 class Updates:
-    """Runs updates one at a time, in the order in which steps have released them.
+    """Runs updates of stale variables one at a time, in the order in which steps have released them.
 
     Their number is limited by the number of steps that may run ahead, since a step takes a token that an update
     returns. An update that waits for a worker that has gone may never return; its thread is then abandoned.
 
+    Standing updates run all the time: a run waits for the next step that it belongs to.
+
     Args:
         on_failure: called in the thread with an update's error; its result is raised in `release` and `wait`. No update
             runs after that.
+        on_standing_failure: called in the thread with the error of a standing update; None: `on_failure`.
     """
 
-    def __init__(self, on_failure: Callable[[BaseException], BaseException]) -> None:
-        self._on_failure = on_failure
+    def __init__(
+        self,
+        on_failure: Callable[[BaseException], BaseException],
+        on_standing_failure: Callable[[BaseException], BaseException] | None = None,
+    ) -> None:
+        self._on_failure, self._on_standing_failure = on_failure, on_standing_failure or on_failure
+        self._standing: list[threading.Thread] = []
+        self._is_ending = False
         self._released: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending = 0
@@ -52,6 +65,28 @@ class Updates:
             if self._failure is not None:
                 raise self._failure
 
+    def repeat(self, update: Callable[[], object]) -> None:
+        """Runs a standing update again and again; `STANDING` runs wait at a time."""
+        for _ in range(STANDING):
+            thread = threading.Thread(target=self._repeat, args=(update,), name="autodist-standing-update", daemon=True)
+            self._standing.append(thread)
+            thread.start()
+
+    def end_standing(self) -> None:
+        """Ends the standing updates with the sessions that run them, which the caller closes next."""
+        self._is_ending = True
+
+    @property
+    def are_standing(self) -> bool:
+        """True if a run of a standing update has not ended."""
+        return any(thread.is_alive() for thread in self._standing)
+
+    def wait_until_ended(self, limit: float) -> None:
+        """Returns when no standing update is left, or after about `limit` seconds."""
+        deadline = time.monotonic() + limit
+        for thread in self._standing:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     @property
     def have_begun(self) -> bool:
         """True if an update was ever released."""
@@ -68,12 +103,22 @@ class Updates:
             try:
                 update()
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that trains
-                failure = self._on_failure(error)
-                with self._changed:
-                    self._failure = failure
-                    self._pending = 0
-                    self._changed.notify_all()
+                self._fail(self._on_failure(error))
                 return
             with self._changed:
                 self._pending -= 1
                 self._changed.notify_all()
+
+    def _repeat(self, update: Callable[[], object]) -> None:
+        try:
+            while not self._is_ending:
+                update()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that trains
+            if not self._is_ending:
+                self._fail(self._on_standing_failure(error))
+
+    def _fail(self, failure: BaseException) -> None:
+        with self._changed:
+            self._failure = failure
+            self._pending = 0
+            self._changed.notify_all()

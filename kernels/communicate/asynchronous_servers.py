@@ -15,12 +15,12 @@ from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
-from autodist.graph.walks import topological
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.buckets import PACK_BYTES, digest, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
+from autodist.kernels.communicate.standing_program import FindMovedNodes, MovedNodes, StandingProgram
 from autodist.placement.group import Group
 from autodist.placement.synchrony import SyncMode
 
@@ -29,14 +29,15 @@ from autodist.placement.synchrony import SyncMode
 class AsynchronousServers(Kernel[ReplicatedStep, ReplicatedStep]):
     """Updates owned variables at their owner by each worker's own mean gradient, as soon as the worker has computed it.
 
-    The arithmetic of the update runs on the owner's device as part of the worker's step; only gradients are sent. A
-    lock of the owner isolates the reads and writes of one worker's update. The lock is a queue with one token, taken
-    when the gradients have arrived and put back after the last write. Locks are taken in owner order, so that workers
-    cannot deadlock. If all variables are asynchronous, update counters are owned too and count every worker's updates.
-    With staleness s, workers also exchange ticks: no worker ends a step before all others have ended the step s steps
-    earlier (Ho et al., NeurIPS 2013).
+    The arithmetic of the update runs on the owner's device in a program of the worker (`StandingProgram`), whose runs
+    begin before the step and wait for its gradients; only gradients are sent. The step waits for the update, and
+    receives the new values for its cached copies. A lock of the owner isolates the reads and writes of one worker's
+    update. The lock is a queue with one token, taken when the gradients have arrived and put back after the last write.
+    Locks are taken in owner order, so that workers cannot deadlock. If all variables are asynchronous, update counters
+    are owned too and count every worker's updates. With staleness s, workers also exchange ticks: no worker ends a step
+    before all others have ended the step s steps earlier (Ho et al., NeurIPS 2013).
 
-        g → update(v)        becomes        g → lock → update(v) → unlock,        the last three at the owner
+        g → update(v)    becomes    g → send,  done;    beside it:    g → lock → update(v) → unlock → done
     """
 
     name: ClassVar[str] = "asynchronous-servers"
@@ -87,25 +88,35 @@ class _Updates:
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
         self.reductions = [j for j in step.reductions if j.variable and step.by_name[j.variable].handle in kept]
         self.means: dict[str, PendingReduction] = {}
+        self.program = StandingProgram(self.editor, context)
 
     def run(self) -> ReplicatedStep:
         if self.context.computes:
             for pending in self.reductions:
                 self._divide(pending)
-            locks = self._find_locks()
-            self._place(locks)
-            unlocked = self._lock_all(locks)
-            self._add_ticks(unlocked)
+            self._move()
         else:
             self._remove_writes()
         self._make_lock()
         return self.results.to_step(self.reductions)
 
+    def _move(self) -> None:
+        """Moves the updates into the standing program, and makes the step wait for them."""
+        levels = {name: pending.level for name, pending in self.means.items()}
+        moved = FindMovedNodes(self.step, self.editor, self.kept, levels, self.writes).run()
+        locks = self._find_locks(moved)
+        self._send(moved)
+        self._place(moved)
+        unlocked = self._lock_all(locks)
+        self.program.effects += [*unlocked, *(self.program.copies[name] for name in self.writes)]
+        self._add_ticks([self._receive(moved, unlocked)])
+        self.editor.stand(self.program.effects)
+
     # -- gradients -------------------------------------------------------------------------------------------------
 
     def _divide(self, pending: PendingReduction) -> None:
         """Replaces the sum of a gradient by the mean over this worker's own examples."""
-        with subgraph(self.editor, f"own_mean/{pending.name}") as f:
+        with self.editor.subgraph(f"own_mean/{pending.name}") as f:
             if pending.is_sparse:
                 made = rows_of(pending, [own_rows(f, pending)])
             else:
@@ -117,6 +128,63 @@ class _Updates:
         self.results.set_result(pending, names)
         self.means.update({node_of(name): pending for name in names})
 
+    def _send(self, moved: MovedNodes) -> None:
+        """Sends the tensors that the updates need, and copies the updates."""
+        early = [name for name in moved.needed if node_of(name) not in moved.late]
+        orders = sorted({name for names in moved.orders.values() for name in names})
+        begin = self.program.send("begin", early, [name for name in orders if name not in moved.late])
+        takes = {
+            name: self.program.send(f"order/{digest(name)}", [], [name]) if name in moved.late else begin
+            for name in orders
+        }  # fmt: skip
+        for name in moved.needed:
+            if node_of(name) in moved.late:
+                self.program.send(f"needed/{digest(name)}", [name])
+        dense = make_buckets([j for j in self.reductions if not j.is_sparse], self._owner_of, PACK_BYTES)
+        sparse = [[j] for j in self.reductions if j.is_sparse]
+        for reductions in (*(bucket.reductions for bucket in dense), *sparse):
+            names = [self.results.now(t) for pending in reductions for t in pending.result]
+            self.program.send(key_of(reductions), names, device=self._device(self._owner_of(reductions[0])))
+        self.program.copy(moved.names, {name: {takes[n] for n in names} for name, names in moved.orders.items()})
+
+    def _receive(self, moved: MovedNodes, unlocked: Sequence[str]) -> str:
+        """Makes the step wait for the updates, and read the values that they return; returns the node that waits."""
+        names = set(moved.names)
+        sent = [*map(node_of, moved.needed), *self.means, *(n for some in moved.orders.values() for n in some)]
+        feeding = self.editor.ancestors(sent)
+        for write in self.writes:
+            between = [c for c in self.editor.consumers(write) if c in feeding and c not in names]
+            if between:  # a later part of the update waits for them
+                take, _ = self.program.send_back(f"written/{digest(write)}", [], [self.program.copies[write]])
+                self.editor.replace_control(write, [take], between)
+        for number, (owner, group) in enumerate(self._by_message(moved.returned)):
+            _, values = self.program.send_back(f"values/{number}", group, device=self._device(owner))
+            for old, new in zip(group, values, strict=True):
+                outside = [c for c in self.editor.consumers(node_of(old)) if c not in names]
+                self.editor.rewire(old, new, outside)
+                self.editor.replace_output(old, new)
+        done, _ = self.program.send_back("done", [], unlocked)
+        for write in self.writes:
+            self.editor.replace_control(write, [done])
+        self.editor.remove(self.writes)
+        return done
+
+    def _by_message(self, returned: Mapping[str, int]) -> list[tuple[int, list[str]]]:
+        """Groups tensors by the owner that sends them and by update round, up to `PACK_BYTES`."""
+        found: list[tuple[int, list[str]]] = []
+        free: dict[tuple[int, int], int] = {}
+        last: dict[tuple[int, int], list[str]] = {}
+        for name, level in returned.items():
+            effect, spec = self.effects[node_of(name)], self.editor.spec(name)
+            owner = next(self.kept[h] for h in sorted(effect.reads | effect.writes) if h in self.kept)
+            size = (spec.shape.num_elements() or PACK_BYTES) * spec.dtype.size
+            if size > free.get((owner, level), 0):
+                last[owner, level], free[owner, level] = [], PACK_BYTES
+                found.append((owner, last[owner, level]))
+            last[owner, level].append(name)
+            free[owner, level] -= size
+        return found
+
     def _remove_writes(self) -> None:
         """Removes the updates on a worker without replicas, which computes no gradients."""
         for write in self.writes:
@@ -125,7 +193,7 @@ class _Updates:
 
     # -- locks -----------------------------------------------------------------------------------------------------
 
-    def _find_locks(self) -> list[_Lock]:
+    def _find_locks(self, moved: MovedNodes) -> list[_Lock]:
         """Returns the locks in the order in which they are taken: by update round, then by owner."""
         found: dict[tuple[int, int], _Lock] = {}
         for write in self.writes:
@@ -133,16 +201,12 @@ class _Updates:
             lock = found.setdefault((self.stages.level_of(write), owner), _Lock(owner, self.stages.level_of(write), []))
             lock.writes.append(write)
         ordered = [lock for _, lock in sorted(found.items())]
-        taken: set[str] = set()
+        left = {name: effect for name, effect in self.effects.items() if name in moved.updates}
         for lock in ordered:
-            before = self.editor.ancestors(lock.writes)
-            computed = self._gradient_ancestors(lock.level)
+            before = self.editor.ancestors(lock.writes) - self._gradient_ancestors(lock.level)
             lock.awaited = sorted(self.editor.ancestors(lock.writes, control=False) & self.means.keys())
-            lock.inside = [
-                name for name, effect in self.effects.items()
-                if name in before and name not in computed | taken and self._is_at(effect, lock.owner)
-            ]  # fmt: skip
-            taken.update(lock.inside)
+            lock.inside = [name for name, e in left.items() if name in before and self._is_at(e, lock.owner)]
+            left = {name: effect for name, effect in left.items() if name not in lock.inside}
         return ordered
 
     def _gradient_ancestors(self, level: int) -> set[str]:
@@ -153,25 +217,25 @@ class _Updates:
         return any(self.kept.get(h) == owner for h in effect.reads | effect.writes)
 
     def _lock_all(self, locks: Sequence[_Lock]) -> list[str]:
-        """Adds the locks; returns the nodes after which all locks are released."""
+        """Adds the locks to the program; returns the nodes after which all locks are released."""
         unlocked: dict[int, list[str]] = {}
         last: list[str] = []
         for lock in locks:
+            awaited = [self.program.begin, *(node_of(self.program.now(name)) for name in lock.awaited)]
+            inside = [self.program.copies[name] for name in lock.inside]
             earlier = [name for level, names in unlocked.items() if level < lock.level for name in names]
             with subgraph(self.editor, f"lock/{lock.level}/{lock.owner}") as f:
                 queue = self._queue(lock.owner)
                 with tf.device(self.context.cpu(lock.owner)):
-                    with tf.control_dependencies([f.after([*lock.awaited, *earlier, *last])]):
+                    with tf.control_dependencies([f.after([*awaited, *earlier, *last])]):
                         token = queue.dequeue()
-                    with tf.control_dependencies([f.after(lock.inside)]):
+                    with tf.control_dependencies([f.after(inside)]):
                         back = queue.enqueue(token)
-            for name in lock.inside:
+            for name in inside:
                 self.editor.add_control(name, [node_of(f.name(token))])
             last = [node_of(f.name(token))]
             unlocked.setdefault(lock.level, []).append(f.name(back))
-        names = [name for some in unlocked.values() for name in some]
-        self.editor.run(names)
-        return names
+        return [name for some in unlocked.values() for name in some]
 
     def _queue(self, owner: int) -> tf.queue.FIFOQueue:
         with tf.device(self.context.cpu(owner)):
@@ -187,21 +251,20 @@ class _Updates:
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
-    def _place(self, locks: Sequence[_Lock]) -> None:
-        """Places arithmetic that depends on variables and gradients of a single owner on that owner's device."""
-        region = self.editor.ancestors(self.writes, control=False, stop=self.means.keys())
-        region -= self._gradient_ancestors(max(lock.level for lock in locks))
+    def _place(self, moved: MovedNodes) -> None:
+        """Places arithmetic at the single owner that has its variables and gradients, or that reads its result."""
         at: dict[str, frozenset[int]] = {}
-        for node in topological(self.editor.to_graph_def()):
-            if node.name not in region:
-                continue
-            effect = self.effects.get(node.name)
+        for name in moved.names:
+            effect = self.effects.get(name)
             found = {self.kept[h] for h in effect.reads | effect.writes if h in self.kept} if effect else set()
-            for source in (node_of(i) for i in node.input if not is_control(i)):
+            for source in (node_of(i) for i in self.editor[name].input if not is_control(i)):
                 found |= {self._owner_of(self.means[source])} if source in self.means else at.get(source, frozenset())
-            at[node.name] = frozenset(found)
-            if len(found) == 1:
-                self.editor[node.name].device = self._device(next(iter(found)))
+            at[name] = frozenset(found)
+        for name in reversed(moved.names):
+            read_by = [at.get(consumer, frozenset()) for consumer in self.editor.consumers(name)]
+            at[name] = at[name] or frozenset().union(*read_by)
+            if len(at[name]) == 1:
+                self.editor[self.program.copies[name]].device = self._device(next(iter(at[name])))
 
     def _owner_of(self, pending: PendingReduction) -> int:
         return self.kept[self.step.by_name[pending.variable or ""].handle]

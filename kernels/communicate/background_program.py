@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -78,7 +78,7 @@ class BackgroundProgram:
         roots += [name for name in targets if name in part.computed and name not in roots]
         members, needed = self._collect([*roots, *(node_of(t.name) for t in sent if t.name not in self._replacements)])
         pushed = self._send_from_step(sorted(needed))
-        self._copy(members)
+        self._copies = copy_nodes(self.editor, members, _PREFIX, self._now)
         self.effects += [self._copies[name] for name in roots]
         self._send(part, sent)
         return pushed
@@ -197,26 +197,37 @@ class BackgroundProgram:
     def _spec_between(self, part: WorkerPart, name: str) -> tf.TensorSpec:
         return part.brought.get(name) or self.step.spec_of(name)
 
-    # -- copies ----------------------------------------------------------------------------------------------------
-
     def _now(self, name: str) -> str:
         """Returns the tensor of the background program that stands for a tensor of the step."""
         node = node_of(name)
         return self._replacements.get(tensor(name)) or name.replace(node, self._copies.get(node, node), 1)
 
-    def _copy(self, members: set[str]) -> None:
-        self._copies = self.editor.clone(sorted(members), _PREFIX, lambda i: i if is_control(i) else self._now(i))
-        found: dict[str, list[str]] = {}
-        for name in sorted(members):
-            copy = self._copies[name]
-            waits: dict[str, None] = {}
-            for source in (node_of(i) for i in self.editor[name].input if is_control(i)):
-                if source not in found:
-                    before = {source} if source in members else nearest_before(self.editor, source, members)
-                    found[source] = sorted(self._copies[b] for b in before)
-                waits.update(dict.fromkeys(found[source]))
-            data = [i for i in self.editor[copy].input if not is_control(i)]
-            self.editor.set_inputs(copy, [*data, *(f"^{w}" for w in waits)])
+
+def copy_nodes(editor: GraphEditor, nodes: Collection[str], prefix: str, now: Callable[[str], str]) -> dict[str, str]:
+    """Copies nodes of a step into a background program; copies wait for each other as the nodes do.
+
+    Args:
+        editor: the editor of the step.
+        nodes: their names.
+        prefix: of the copies' names.
+        now: returns the tensor of the program that stands for an input which is not among the nodes.
+
+    Returns:
+        The copy of each node.
+    """
+    kept = set(nodes)
+    copies = editor.clone(sorted(kept), prefix, lambda i: i if is_control(i) else now(i))
+    found: dict[str, list[str]] = {}
+    for name in sorted(kept):
+        waits: dict[str, None] = {}
+        for source in (node_of(i) for i in editor[name].input if is_control(i)):
+            if source not in found:
+                before = {source} if source in kept else nearest_before(editor, source, kept)
+                found[source] = sorted(copies[b] for b in before)
+            waits.update(dict.fromkeys(found[source]))
+        data = [i for i in editor[copies[name]].input if not is_control(i)]
+        editor.set_inputs(copies[name], [*data, *(f"^{w}" for w in waits)])
+    return copies
 
 
 def _by(transfers: Iterable[Transfer], worker_of: Callable[[Transfer], int]) -> dict[int, list[str]]:

@@ -257,7 +257,7 @@ class Communicator:
         name = self.f.graph.unique_name("fifo_queue")
         queue = self.f.add(nodes.queue, name, ())
         queue.device = self.context.cpu(self.me)
-        Inbox(self._shared_name(source, to, tag), source, dtypes, _known_shapes(like), self.capacity).describe(queue)
+        Inbox(self._shared_name(source, to, tag), source, dtypes, known_shapes(like), self.capacity).describe(queue)
         if source != self.me:
             queue.attr[SOURCE].i = source
         return name, queue.name, nodes
@@ -265,7 +265,7 @@ class Communicator:
     def _queue(self, source: int, to: int, tag: str, like: Sequence[tf.Tensor]) -> tf.queue.FIFOQueue:
         with tf.device(self.context.cpu(self.me)):
             return tf.queue.FIFOQueue(
-                self.capacity, [t.dtype for t in like], _known_shapes(like),
+                self.capacity, [t.dtype for t in like], known_shapes(like),
                 shared_name=self._shared_name(source, to, tag),
             )  # fmt: skip
 
@@ -297,7 +297,7 @@ def reader_of(queue: NodeDef) -> int:
     return int(queue.attr["shared_name"].s.decode().rsplit("/", 1)[1])
 
 
-def _known_shapes(like: Sequence[Like]) -> tuple[tf.TensorShape, ...] | None:
+def known_shapes(like: Sequence[Like]) -> tuple[tf.TensorShape, ...] | None:
     """Returns the shapes if all are fully defined, else None: a queue has all shapes or none."""
     shapes = tuple(t.shape for t in like)
     return shapes if all(shape.is_fully_defined() for shape in shapes) else None

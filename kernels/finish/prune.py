@@ -25,7 +25,7 @@ class Prune(Kernel[Step, Step]):
 
     def apply(self, step: Phase, context: Context) -> Phase:
         returned = [*map(node_of, step.outputs), *step.targets]
-        background = [*step.initializers.values(), *step.background_nodes]
+        background = [*step.initializers.values(), *step.background_nodes, *step.standing_nodes]
         handles = [v.handle for v in step.variables if v.handle in step.graph_index.nodes]
         roots = [*returned, *background, *map(node_of, step.inputs), *handles]
         needed = reach(roots, step.graph_index.sources.__getitem__)

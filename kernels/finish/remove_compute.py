@@ -41,6 +41,7 @@ class RemoveCompute(Kernel[ReplicatedStep, ReplicatedStep]):
             *map(node_of, step.outputs),
             *editor.targets,
             *step.background_nodes,
+            *step.standing_nodes,
             *step.initializers.values(),
         ]
         redirect_control_inputs(editor, _needed(editor, roots, computed))

@@ -148,9 +148,9 @@ def test_workers_get_ahead_of_a_slow_one_by_the_staleness_or_freely_and_what_is_
         np.testing.assert_allclose(run.kept(2)[name], each_by_itself(3), rtol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("owner", [0, 1])
-def test_a_worker_killed_while_updates_wait_for_it_ends_the_run(tmp_path: Path, owner: int) -> None:
-    options = {"builder": "PS", "owner": owner, "staleness": STALENESS}
+@pytest.mark.parametrize(("owner", "sync"), [(0, True), (1, True), (1, False)])
+def test_a_worker_killed_while_updates_wait_for_it_ends_the_run(tmp_path: Path, owner: int, sync: bool) -> None:
+    options = {"builder": "PS", "owner": owner, "staleness": STALENESS, "sync": sync}
     with Training(tmp_path, f"{TRAIN}\ntrain('kernel', {STALENESS})\n", local(options)) as run:
         run.wait_for_note(f"kernel: worker 0 ended {STALENESS}", START)
         began = time.monotonic()
@@ -183,6 +183,38 @@ def test_an_update_that_fails_beside_the_steps_ends_the_run(tmp_path: Path, owne
         run.assert_gone()
     assert "an update of variables owned by this worker failed: InvalidArgumentError" in run.stderr
     assert "the update is no number" in run.stderr
+
+
+def test_an_asynchronous_update_that_fails_is_an_error_of_the_step_whose_gradient_it_applies(tmp_path: Path) -> None:
+    with Training(tmp_path, FAILS, local({"builder": "PS", "owner": 1, "sync": False})) as run:
+        assert run.wait(START) != 0
+        run.assert_gone()
+    assert "InvalidArgumentError" in run.stderr
+    assert "the update is no number" in run.stderr
+
+
+UNEQUAL = """
+with ad.scope():
+    kernel = tf.Variable(np.zeros(3), name="kernel")
+    step = training(kernel)
+
+for number in range(2 + 6 * me):
+    step(np.ones([2 + me, 3]))
+note(f"worker {me} has trained")
+if me != ad.num_workers - 1:
+    wait_for(f"worker {ad.num_workers - 1} has trained")
+ad.reduce(0)
+keep(kernel=kernel.numpy())
+"""
+
+
+def test_workers_make_different_numbers_of_asynchronous_steps(tmp_path: Path) -> None:
+    with Training(tmp_path, UNEQUAL, local({"builder": "PSLoadBalancing", "sync": False}, 3)) as run:
+        assert run.wait(START) == 0, run.stderr
+        run.assert_gone()
+    assert "cancelled" not in run.stderr
+    for worker in range(3):
+        np.testing.assert_array_equal(run.kept(worker)["kernel"], np.full(3, -0.5 * (2 + 8 + 14)))
 
 
 SERVED = """

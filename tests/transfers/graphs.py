@@ -1,8 +1,8 @@
 """A model of the messages of a run: programs that put messages into bounded queues and take them from there.
 
-A worker's steps, its background updates and the loop of each of its inboxes are programs. A program has runs, one after
-another. A run has events, each of which starts when earlier events of the run have ended and its queues have a message
-or a place.
+A worker's steps, its background updates, its standing program and the loop of each of its inboxes are programs. A
+program has runs, one after another. A run has events, each of which starts when earlier events of the run have ended
+and its queues have a message or a place.
 
 If each queue has one source and one reader, no event can prevent another one (a *marked graph*). The circuits of the
 graph then decide about all orders of the events and about any number of steps: `faults_of`. A lock has several sources

@@ -35,6 +35,8 @@ def transfers_of(rounds: Sequence[Sequence[Step]]) -> Transfers:
             if step.background_nodes:
                 found.add_run(f"updates {worker}", worker, graph, step.background_nodes)
                 found.released[f"updates {worker}"] = f"worker {worker}"
+            if step.standing_nodes:
+                found.add_run(f"standing {worker}", worker, graph, step.standing_nodes)
     return found.transfers()
 
 
@@ -90,7 +92,7 @@ class Reader:
         if shared_name.startswith(LOCK):
             self.queues.setdefault(shared_name, Queue(capacity, is_lock=True))
             return shared_name
-        name = f"{shared_name} at {worker}"
+        name = f"{shared_name or queue.name} at {worker}"
         known = self.queues.setdefault(name, Queue(capacity))
         assert known.capacity == capacity, f"{name} has places for {known.capacity} and for {capacity} messages"
         if SOURCE in queue.attr:

@@ -27,6 +27,7 @@ def step() -> Step:
         outputs=("double:0", "sum:0"),
         targets=("double", "check"),
         background_nodes=("log",),
+        standing_nodes=("check",),
     )
 
 
@@ -62,7 +63,7 @@ def test_a_removed_node_runs_no_more(step: Step) -> None:
     editor = StepEditor(step)
     editor.remove(["check", "log"])
     made = editor.to_step()
-    assert (made.targets, made.background_nodes) == (("double",), ())
+    assert (made.targets, made.background_nodes, made.standing_nodes) == (("double",), (), ())
 
 
 def test_another_node_runs_in_the_place_of_one_in_every_program(step: Step) -> None:
@@ -70,16 +71,25 @@ def test_another_node_runs_in_the_place_of_one_in_every_program(step: Step) -> N
     editor.replace_target("check", ["log"])
     editor.replace_target("log", ["sum", "double"])
     made = editor.to_step()
-    assert (made.targets, made.background_nodes) == (("double", "sum"), ("sum", "double"))
+    assert (made.targets, made.background_nodes, made.standing_nodes) == (
+        ("double", "sum"),
+        ("sum", "double"),
+        ("sum", "double"),
+    )
 
 
 def test_roots_are_added_each_once(step: Step) -> None:
     editor = StepEditor(step)
     editor.run(["sum", "check"])
     editor.serve(["log", "sum"])
+    editor.stand(["sum"])
     editor.initialize({"log/0": "log"})
     made = editor.to_step()
-    assert (made.targets, made.background_nodes) == (("double", "check", "sum"), ("log", "sum"))
+    assert (made.targets, made.background_nodes, made.standing_nodes) == (
+        ("double", "check", "sum"),
+        ("log", "sum"),
+        ("check", "sum"),
+    )
     assert made.initializers == {"log/0": "log"}
 
 
@@ -137,4 +147,4 @@ def test_running_all_instead_is_running_one_after_the_other_instead(step: Step) 
     all_at_once.replace_targets({"check": ["log", "sum"], "log": ["double"]})
     made, expected = all_at_once.to_step(), one.to_step()
     assert made.targets == expected.targets == ("double", "sum")
-    assert made.background_nodes == expected.background_nodes
+    assert (made.background_nodes, made.standing_nodes) == (expected.background_nodes, expected.standing_nodes)

@@ -48,6 +48,7 @@ def test_a_whole_step_passes():
     [
         ({"targets": ("e",)}, "the target e is not"),
         ({"background_nodes": ("e",)}, "the background node e is not"),
+        ({"standing_nodes": ("e",)}, "the standing node e is not"),
         ({"initializers": {"k": "e"}}, "the initializer e is not"),
         ({"inputs": {"e:0": 0}}, "the input e:0 is not"),
         ({"outputs": ("c:1",)}, "the output c:1 is not"),

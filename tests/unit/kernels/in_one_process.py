@@ -269,7 +269,7 @@ class Session:
         for worker, step in enumerate(self.items):
             feeds.update(self._feeds(worker, step, batch))
             fetches.append([f"worker_{worker}/{name}" for name in returned_by(step)])
-            run = (*step.targets, *step.background_nodes, *self._transfers[worker])
+            run = (*step.targets, *step.background_nodes, *step.standing_nodes, *self._transfers[worker])
             targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
         if metadata is not None:
@@ -395,7 +395,7 @@ def in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
             own.enqueue(message, name="put")
         out.node.extend(graph.as_graph_def().node)
     for node in out.node:
-        if "shared_name" in node.attr:
+        if "shared_name" in node.attr and node.attr["shared_name"].s:
             node.attr["shared_name"].s = b"worker_%d/%s" % (task_of_device(node.device), node.attr["shared_name"].s)
         node.device = ""
     return out

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from autodist.runtime.updates import Updates
+from autodist.runtime.updates import STANDING, Updates
 
 LIMIT = 10.0
 
@@ -61,3 +61,48 @@ def test_a_failure_is_told_and_raised_from_then_on_and_no_later_update_runs():
     assert [str(error) for error in told] == ["what followed"]
     assert not done
     assert updates.is_idle
+
+
+def test_two_runs_of_a_standing_update_wait_until_they_are_ended():
+    updates, steps, done, ended = Updates(keep), threading.Semaphore(0), threading.Semaphore(0), threading.Event()
+    waiting = []
+
+    def run() -> None:
+        waiting.append(threading.get_ident())
+        steps.acquire()
+        if ended.is_set():
+            raise ValueError("its session is closed")
+        done.release()
+
+    updates.repeat(run)
+    for _ in range(5):
+        steps.release()
+        assert done.acquire(timeout=LIMIT)
+    assert len(set(waiting)) == STANDING
+    assert updates.are_standing
+    assert updates.is_idle
+    updates.end_standing()
+    ended.set()
+    steps.release(STANDING)
+    updates.wait_until_ended(LIMIT)
+    assert not updates.are_standing
+    updates.wait()
+
+
+def test_the_failure_of_a_standing_update_is_told_and_raised():
+    told = []
+
+    def tell(error: BaseException) -> BaseException:
+        told.append(error)
+        return RuntimeError("the cause")
+
+    def fail() -> None:
+        raise ValueError("what followed")
+
+    updates = Updates(keep, tell)
+    updates.repeat(fail)
+    updates.wait_until_ended(LIMIT)
+    assert all(str(error) == "what followed" for error in told)
+    assert told
+    with pytest.raises(RuntimeError, match="the cause"):
+        updates.wait()

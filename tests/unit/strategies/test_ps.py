@@ -41,7 +41,7 @@ def test_options_reach_every_node(language_model, cluster):
         ({"local_proxy_variable": False}, [False] * 3),
         ({"local_proxy_variable": True}, [True] * 3),
         ({"staleness": 1}, [False, True, True]),
-        ({"sync": False}, [False] * 3),
+        ({"sync": False}, [False, True, True]),
     ],
 )
 @pytest.mark.parametrize("builder", [PS, PSLoadBalancing, PartitionedPS, UnevenPartitionedPS])

@@ -41,7 +41,11 @@ OWNERS = {
     "three owners": {"table": 0, "kernel": 1, "gain": 2},
     "mixed": {"table": 0, "gain": 1},
 }
-STALE = [("one owner", 2), ("three owners", 1)]
+AHEAD = [
+    (owners, options)
+    for owners in ("one owner", "three owners")
+    for options in ({"staleness": 2}, {"asynchronous": True, "staleness": 1})
+]
 
 
 @pytest.mark.parametrize("optimizer, owners", pairs(sorted(OPTIMIZERS), OWNERS))
@@ -110,12 +114,12 @@ def test_values_that_a_session_sets_reach_the_cached_copies(local_proxy):
     assert places == {(1, b"session/gain")} | proxies
 
 
-@pytest.mark.parametrize("owners, staleness", [*((owners, 0) for owners in sorted(OWNERS)), *STALE])
+@pytest.mark.parametrize("owners, options", [*((owners, {}) for owners in sorted(OWNERS)), *AHEAD])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "global norm"])
-def test_a_training_step_names_no_other_worker(owners, staleness, optimizer):
+def test_a_training_step_names_no_other_worker(owners, options, optimizer):
     """Nothing but messages crosses between workers, the optimizer's slots included."""
     captured = capture(make_step(Choices("mean", optimizer, True, False, True)), *make_batches(1, [2])[0])
-    strategy = plan(captured.step, 2, 1, OWNERS[owners], servers=1, local_proxy=True, staleness=staleness)
+    strategy = plan(captured.step, 2, 1, OWNERS[owners], servers=1, local_proxy=True, **options)
     for worker, step in enumerate(rewritten(captured, strategy)):
         assert workers_of(step) == {worker}
 
