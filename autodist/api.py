@@ -30,6 +30,7 @@ from autodist.capture.keras.distribution.meshes import check_early_meshes
 from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
 from autodist.capture.keras.early_initializers import seed_early_initializers
 from autodist.capture.other_strategies import refusing_strategies
+from autodist.capture.sharding_marks import Layout, alike, constrain
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
 from autodist.capture.training_hooks import install_hooks, put_back
@@ -311,6 +312,36 @@ class AutoDist:
             ValueError: the stage is not a whole number from 0.
         """
         return StageMark(stage)
+
+    def constrain(self, x: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """Divides a tensor of a step over the axes of a mesh, as the strategy Mesh does with variables.
+
+        Call it in the step: readers of the result see it divided. Its gradient is divided alike. Under another
+        strategy, and outside of steps, it returns `x`.
+
+        ```python
+        h = ad.constrain(h, ("data", None, "model"))
+        ```
+
+        Args:
+            x: of known rank.
+            layout: for each dimension the axis that divides it, several axes (major first), None if it stays whole, or
+                "?" if this follows from other layouts. Missing dimensions stay whole. The axis of the batch is allowed
+                for the dimension of the examples.
+
+        Raises:
+            ValueError: the layout does not fit the rank.
+            StrategyError: when the step is rewritten; the mesh has no such axis, or it does not divide the dimension.
+        """
+        return constrain(x, layout)
+
+    def alike(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Makes the strategy Mesh divide tensors of a step alike, with their gradients; returns the tensors.
+
+        Raises:
+            ValueError: their shapes differ.
+        """
+        return alike(*tensors)
 
     def distribute_dataset(self, dataset: Iterable[Any]) -> DistributedDataset:
         """Returns this worker's part of each global batch, to be passed to a step.

@@ -8,6 +8,7 @@ from itertools import chain, count
 from typing import ClassVar
 
 from autodist.errors import StrategyError
+from autodist.graph.sharding_marks import constraints_of, groups_of
 from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.annotated import annotated, with_annotations
@@ -30,7 +31,7 @@ class LiftMeshes(Kernel[CapturedStep, CapturedStep]):
     name: ClassVar[str] = "lift-meshes"
 
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
-        annotations = annotated(step) if context.mesh is None else _with_strategy(step.annotations, context)
+        annotations = annotated(step) if context.mesh is None else _with_strategy(step, context)
         if annotations is None:
             return step
         lifted = lift(annotations)
@@ -72,14 +73,14 @@ def lift(annotations: Annotations) -> Annotations:
     return replace(made, meshes=meshes, mesh_origins=origins)
 
 
-def _with_strategy(annotations: Annotations | None, context: Context) -> Annotations:
-    """Returns the annotations of a step together with the mesh and the shardings of the strategy.
+def _with_strategy(step: CapturedStep, context: Context) -> Annotations:
+    """Returns the annotations of a step together with its marks, and the mesh and the shardings of the strategy.
 
     Raises:
         StrategyError: the script requests another sharding of a variable than the strategy.
     """
     assert context.mesh is not None, "only a mesh has shardings"
-    given = annotations or Annotations({})
+    given = step.annotations or Annotations({})
     variables = dict(given.variables)
     for one in context.strategy.mesh.variables:
         own = Constraint(Sharding.parse(one.sharding), Origin(one.origin), context.mesh)
@@ -89,7 +90,13 @@ def _with_strategy(annotations: Annotations | None, context: Context) -> Annotat
                 f"The variable {one.variable} has two shardings, {own.sharding} ({own.origin}) and {other.sharding} "
                 f"({other.origin}). Leave out one of them."
             )
-    return replace(given, meshes={MESH: context.mesh, **given.meshes}, variables=variables)
+    return replace(
+        given,
+        meshes={MESH: context.mesh, **given.meshes},
+        variables=variables,
+        constraints={**given.constraints, **constraints_of(step.graph_index)},
+        groups={**given.groups, **groups_of(step.graph_index, max(given.groups, default=-1) + 1)},
+    )
 
 
 def _content(mesh: Mesh) -> object:

@@ -21,7 +21,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.propagate import Axes, Shardings, divides, members_of
 from autodist.kernels.shard.reshards import Reshard, ReshardKind, add_index, add_reshard
 from autodist.kernels.shard.rules import ROW, NodeRule, Rules, Side
-from autodist.layout import DrawAt, Kind, Propagation, RowsOfDraw
+from autodist.layout import DrawAt, Kind, PerExample, Propagation, RowsOfDraw
 from autodist.sharding import Mesh
 
 _LENGTHS = having(Trait.LENGTHS)
@@ -72,10 +72,54 @@ class ShardTensors(Kernel[PlacedStep, PlacedStep]):
         if context.mesh is None:
             return step
         mesh = context.mesh
+        step = _without_batch_axis(step, context.strategy.mesh.data)
         rules = Rules(step)
+        _require_lengths(step, mesh, rules)
         shardings = Shardings(step, mesh, rules)
         shardings.propagate()
         return _Partition(step, mesh, rules, shardings).run()
+
+
+def _without_batch_axis(step: PlacedStep, axis: str) -> PlacedStep:
+    """Removes the axis of the batch from constraints: `Replicate` divides the batch.
+
+    Raises:
+        StrategyError: a constraint divides another dimension than that of the examples along this axis.
+    """
+    annotations = step.annotations
+    if annotations is None or not axis:
+        return step
+    flows = None
+    for name, one in annotations.constraints.items():
+        at = next((k for k, dim in enumerate(one.sharding.dims) if axis in dim.axes), None)
+        if at is None:
+            continue
+        flows = flows or step.flows or flows_of(step)
+        kind = flows.kind(f"{name}:0")
+        if not isinstance(kind, PerExample) or kind.axis != at or one.sharding.dims[at].axes != (axis,):
+            raise StrategyError(
+                f"{one.origin} divides dimension {at} of {name} along {axis!r}, the axis of the batch, but the "
+                f"examples are not along this dimension. Name {axis!r} for the dimension of the examples only."
+            )
+    return replace(step, annotations=annotations.map(lambda one: replace(one, sharding=one.sharding.without([axis]))))
+
+
+def _require_lengths(step: PlacedStep, mesh: Mesh, rules: Rules) -> None:
+    """Checks that constraints divide dimensions of known lengths without rest.
+
+    Raises:
+        StrategyError: a dimension does not divide.
+    """
+    for name, one in step.annotations.constraints.items() if step.annotations is not None else ():
+        lengths = rules.static.lengths(f"{name}:0") or (None,) * one.sharding.rank
+        for at, (length, dim) in enumerate(zip(lengths, one.sharding.dims, strict=True)):
+            parts = mesh.count(dim.axes)
+            if parts > 1 and not divides(length, parts):
+                has = "depends on the batch" if length is None else f"has the length {length}"
+                raise StrategyError(
+                    f"{one.origin} divides dimension {at} of {name} into {parts} parts, but the dimension {has}. "
+                    "Divide another dimension, or change the size of the axis."
+                )
 
 
 class _Partition:
