@@ -46,6 +46,7 @@ from autodist.kernels.place.read_remote_variables import ReadRemoteVariables
 from autodist.kernels.place.set_by_chief import SetByChief
 from autodist.kernels.registry import with_registered
 from autodist.kernels.replicate.advance_generators import AdvanceGenerators
+from autodist.kernels.replicate.recompute_blocks import RecomputeBlocks
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
 from autodist.kernels.rows.choose_row_joins import ChooseRowJoins
@@ -99,6 +100,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     AdvanceGenerators(),
     AssignStages(),
     Replicate(),
+    RecomputeBlocks(),
     PlaceStages(),
     LowerReshards(),
     SetSyncMode(),

@@ -8,6 +8,7 @@ from functools import cached_property
 from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.pipeline_schedule import SCHEDULES
+from autodist.graph.recomputation import Block
 from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, Synchronizer, named_synchronizers, placement_of
@@ -27,6 +28,8 @@ class Plan:
         schedule: the order in which a pipeline processes the micro-batches.
         recomputes: True if a pipeline stage recomputes its forward pass before the backward pass.
         prefetch: the number of layers that are gathered ahead of the layer that computes.
+        recomputed_blocks: the blocks that the backward pass recomputes; in a pipeline, those that its stages recompute,
+            where none means all layers.
     """
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
@@ -35,6 +38,7 @@ class Plan:
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
         self.prefetch = strategy.prefetch
+        self.recomputed_blocks = tuple(Block(one.name, tuple(one.scopes)) for one in strategy.recomputed_blocks)
 
     @property
     def first_owner(self) -> int:

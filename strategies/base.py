@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from autodist.options.fields import check_options
 from autodist.proto import strategy_pb2
@@ -26,9 +28,16 @@ class StrategyBuilder(ABC):
     The fields are the options: field names are YAML keys, and type annotations define the allowed values. A builder
     keeps no state between builds; equal inputs yield equal bytes.
 
+    Attributes:
+        recompute: True if the backward pass recomputes the activations of the layers that repeat in a chain, so that
+            only the tensors that enter them stay in memory. Or patterns (regular expressions) of names of layers to
+            recompute: a pattern matches the path of a layer, or its end from a "/" on.
+
     Raises:
         StrategyError: on construction, if an option has a disallowed type or value.
     """
+
+    recompute: bool | Annotated[tuple[str, ...], Field(min_length=1)] = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -9,7 +9,8 @@ from typing import Any
 from autodist.errors import AutoDistError, StrategyError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.base import BuildsStrategy
+from autodist.strategies.base import BuildsStrategy, StrategyBuilder
+from autodist.strategies.recompute import recomputed_blocks
 from autodist.strategies.variables import GraphLike
 
 _OURS = "autodist."
@@ -61,6 +62,8 @@ def call_builder(builder: BuildsStrategy, graph_item: GraphLike, resource_spec: 
             f"The builder {name} changed the graph of the step in build ({_place(builder)}). A builder must only read "
             "the graph; its decisions belong in the strategy that it returns. Modify a copy instead."
         )
+    if isinstance(builder, StrategyBuilder):
+        strategy.recomputed_blocks.extend(recomputed_blocks(builder, strategy, graph_item))
     return strategy
 
 

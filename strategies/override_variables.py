@@ -59,6 +59,7 @@ class OverrideVariables(StrategyBuilder):
         if inner.HasField("pipeline"):
             strategy.graph_config.CopyFrom(inner.graph_config)
             strategy.pipeline.CopyFrom(inner.pipeline)
+        strategy.recomputed_blocks.extend(inner.recomputed_blocks)
         return strategy
 
 

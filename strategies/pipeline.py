@@ -53,8 +53,8 @@ class Pipeline(StrategyBuilder):
         schedule: GPipe runs all forward passes before the backward passes. 1F1B runs each backward pass as early as
             possible: a stage keeps the activations of as many micro-batches as there are stages from it to the last.
         recompute: True if a stage only keeps the inputs of each micro-batch in flight, and repeats its forward pass
-            before the backward pass: less memory for another forward pass. A stage that never has two micro-batches
-            in flight, such as the last by 1F1B, keeps everything.
+            before the backward pass: less memory for another forward pass. Or patterns of names of layers, to repeat
+            only these. A stage that never has two micro-batches in flight, such as the last by 1F1B, keeps everything.
         mesh: the number of parallel pipelines, each with its part of the batch; None: one. The workers of a stage have
             consecutive indices.
     """
@@ -62,7 +62,6 @@ class Pipeline(StrategyBuilder):
     stages: Annotated[int, Field(ge=1)] | Stages | None = None
     micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
     schedule: Literal["GPipe", "1F1B"] = "GPipe"
-    recompute: bool = False
     mesh: PipelineMesh | None = None
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
@@ -78,7 +77,7 @@ class Pipeline(StrategyBuilder):
             strategy_pb2.Pipeline(
                 schedule=strategy_pb2.Pipeline.Schedule.keys()[SCHEDULES.index(self.schedule)],
                 stages=assigned_stages(resource_spec.workers, self.pipelines),
-                recompute=self.recompute,
+                recompute=bool(self.recompute),
             )
         )
         return strategy

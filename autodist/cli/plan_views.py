@@ -9,6 +9,12 @@ from xml.etree import ElementTree
 from rich.table import Table
 
 from autodist.cli.plans import PlannedStrategy, Plans, VariablePlan
+from autodist.cli.recomputed_blocks import (
+    RECOMPUTED_HEADS,
+    recomputed_caption,
+    recomputed_rows,
+    recomputed_table,
+)
 from autodist.graph.partial_count import PartialCount
 from autodist.logs.formatting import listed, readable_bytes, readable_flops, readable_shape
 from autodist.logs.tables import text_table
@@ -35,6 +41,8 @@ def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
         yield _workers(plans[0])
         if plans[0].pipeline is not None:
             yield from stage_tables(plans[0].pipeline)
+        if plans[0].recomputed:
+            yield recomputed_table(plans[0].recomputed, plans[0].workers[0].flops)
         if plans[0].links:
             yield _links(plans[0])
         return
@@ -221,6 +229,10 @@ def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
         _add_table(body, STAGE_HEADS, stage_rows(plan.pipeline), first_number=2)
         _add(body, "h3", "Cross-stage transfers")
         _add_table(body, CUT_HEADS, cut_rows(plan.pipeline), first_number=1)
+    if plan.recomputed:
+        _add(body, "h3", "Recomputation on a worker")
+        _add(body, "p", f"{recomputed_caption(plan.recomputed, plan.workers[0].flops)}.")
+        _add_table(body, RECOMPUTED_HEADS, recomputed_rows(plan.recomputed), first_number=1)
     _add(body, "h3", "Variables")
     slots = [listed(f"{slot.name} ({readable_bytes(slot.bytes)})" for slot in v.slots) for v in plan.variables]
     rows = [_row(v, text) for v, text in zip(plan.variables, slots, strict=True)]

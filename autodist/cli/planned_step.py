@@ -8,6 +8,7 @@ from math import ceil, prod
 
 from autodist.batch.examples import share_of
 from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
+from autodist.cli.recomputed_blocks import recomputed_block_plans
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.ops import Trait, having
@@ -54,8 +55,8 @@ class PlannedStep:
         self, step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool
     ) -> None:
         self._step, self._spec, self._rehearses = step, spec, rehearses
-        self._global_shapes, own = shapes, _of_the_chief(step, shapes, spec)
-        self._rows, self._flops = gradient_rows(step, own), count_flops(step, own)
+        self._global_shapes, self._shapes = shapes, _of_the_chief(step, shapes, spec)
+        self._rows, self._flops = gradient_rows(step, self._shapes), count_flops(step, self._shapes)
         self._global_rows = gradient_rows(step, shapes)
         self._synced = {variable.name: variable for variable in synced_variables(step)}
         self._slots = find_slots(step)
@@ -105,6 +106,7 @@ class PlannedStep:
             workers=self._workers(held, tallies, replicas, flops),
             links=self._links(tallies),
             sums=sum_summary(strategy, self._step, self._spec),
+            recomputed=recomputed_block_plans(self._step, strategy, self._shapes),
         )
 
     def _of_pipeline(

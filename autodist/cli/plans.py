@@ -7,6 +7,7 @@ from pathlib import Path
 import pydantic
 
 from autodist.cli.command_errors import UsageError
+from autodist.cli.recomputed_blocks import RecomputedBlockPlan
 from autodist.logs.formatting import counted
 from autodist.strategies.stage_table import PipelineFigures
 
@@ -124,6 +125,7 @@ class PlannedStrategy(_Part):
         links: the links with traffic.
         sums: the algorithm of the sums and their estimated time, in a sentence; empty: none, or not known.
         pipeline: its stages; None: not a pipeline.
+        recomputed: the blocks that the backward pass recomputes.
     """
 
     strategy: str
@@ -134,6 +136,7 @@ class PlannedStrategy(_Part):
     links: tuple[LinkPlan, ...]
     sums: str = ""
     pipeline: PipelineFigures | None = None
+    recomputed: tuple[RecomputedBlockPlan, ...] = ()
 
     @property
     def title(self) -> str:

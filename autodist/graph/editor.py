@@ -159,7 +159,13 @@ class GraphEditor:
             if f"^{old}" in inputs:
                 self.set_inputs(name, [*(i for i in inputs if i != f"^{old}"), *(a for a in after if a != f"^{name}")])
 
-    def clone(self, names: Collection[str], prefix: str, outside: Callable[[str], str] | None = None) -> dict[str, str]:
+    def clone(
+        self,
+        names: Collection[str],
+        prefix: str,
+        outside: Callable[[str], str] | None = None,
+        suffix: str = "",
+    ) -> dict[str, str]:
         """Copies the nodes `names` under `prefix`; inputs among them refer to the copies, others to `outside(input)`.
 
         The prefix also renames attributes that copies must not share: colocation classes, frames of v1 loops and the
@@ -168,7 +174,7 @@ class GraphEditor:
         Returns:
             Maps each name to the name of its copy.
         """
-        renamed = {name: prefix + name for name in names}
+        renamed = {name: prefix + name + suffix for name in names}
         for name in names:
             node = self[name]
             inputs = [self._in_clone(i, renamed, outside) for i in node.input]

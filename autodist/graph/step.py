@@ -229,6 +229,7 @@ class ReplicatedStep(StepWithOwners):
             the first replica keep their captured names.
         reductions: the reductions over replicas that no kernel has replaced yet.
         reduced_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
+        backward: for each backward pass, the captured nodes that depend on its seed. Empty if no blocks are recomputed.
         synchrony_of: maps a variable with an owner to its synchronization.
         order: execution order of the step if an owner holds variables; computed while `reductions` is complete.
     """
@@ -237,6 +238,7 @@ class ReplicatedStep(StepWithOwners):
     copies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     reductions: tuple[PendingReduction, ...] = ()
     reduced_gradients: frozenset[str] = frozenset()
+    backward: tuple[frozenset[str], ...] = ()
     synchrony_of: Mapping[str, Synchrony] = field(default_factory=dict)
     order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
 

@@ -10,6 +10,7 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
 from autodist.graph.ops import Trait, having
+from autodist.graph.recomputation import copied_for
 from autodist.graph.split import Subgraphs, split
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.walks import reach
@@ -142,7 +143,14 @@ class _Search:
         part = self.part_of(name)
         if part is None or not self.is_marked(name) or not self._is_free(name):
             return None
-        return (*part, self.graph_index.nodes[name].device, self._waits[name], self._runs.get(name, 0))
+        # XLA would merge a recomputed node with its original in one function, and keep the value.
+        return (
+            *part,
+            copied_for(name),
+            self.graph_index.nodes[name].device,
+            self._waits[name],
+            self._runs.get(name, 0),
+        )
 
     def _is_free(self, name: str) -> bool:
         node = self.graph_index.nodes[name]

@@ -23,7 +23,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.pipelined.execution_order import enforce_order, find_order, nodes_of_units
-from autodist.kernels.pipelined.recompute import recompute
+from autodist.kernels.pipelined.recompute import recompute_units
 from autodist.kernels.pipelined.stage_placement import StagePlacement, StageRank, StageTransfer
 from autodist.options.fields import OptionError
 from autodist.placement.group import Group
@@ -58,7 +58,8 @@ class PlaceStages(Kernel[ReplicatedStep, ReplicatedStep]):
         nodes = nodes_of_units(placement, order[context.worker])
         starts = enforce_order(editor, placement, nodes)
         StageExchange(editor, placement, context).exchange(sent)
-        recomputed = recompute(editor, placement.graph_index, nodes, starts) if context.plan.recomputes else {}
+        blocks = context.plan.recomputed_blocks
+        recomputed = recompute_units(editor, step, nodes, starts, blocks) if context.plan.recomputes else {}
         _exchange_completion_signals(editor, placement, context)
         editor.drop_targets([name for name in editor.targets if name in placement.runs_at and name not in mine])
         made = set(editor.names) - step.graph_index.nodes.keys()

@@ -15,6 +15,7 @@ from autodist.graph.names import is_control, node_of, output_index
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import Origins
 from autodist.graph.parts import PendingReductionKind
+from autodist.graph.recomputation import backward_passes
 from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
 from autodist.graph.step import PlacedStep, ReplicatedStep
@@ -66,7 +67,7 @@ class Replicate(Kernel[PlacedStep, ReplicatedStep]):
         if context.goes_through_stages(step):
             context = context.of_replicas
         if context.single_replica:
-            return ReplicatedStep.of(step)
+            return ReplicatedStep.of(step, backward=_backward_of(step, context))
         return _Replication(step, context).run()
 
 
@@ -125,6 +126,7 @@ class _Replication:
             pipeline_parts={**known, **{name: known[draw] for name, draw in added.nodes.items() if draw in known}},
             stages=self.stages,
             copies=copies,
+            backward=_backward_of(self.step, self.context),
             reductions=settle_depths(edited.graph_index, reducer.reductions),
             reduced_gradients=frozenset(
                 t for j in reducer.reductions if j.kind is PendingReductionKind.GRADIENT for t in j.result
@@ -207,6 +209,11 @@ class _Replication:
         for name in self.editor.targets:
             if name in clones[0]:
                 self.editor.replace_target(name, [renamed[name] for renamed in clones])
+
+
+def _backward_of(step: PlacedStep, context: Context) -> tuple[frozenset[str], ...]:
+    """Returns the nodes of the backward passes if blocks are recomputed: the seeds that lead to them are replaced."""
+    return backward_passes(step) if context.plan.recomputed_blocks else ()
 
 
 def _has_length(spec: tf.TensorSpec, axis: int) -> bool:

@@ -61,6 +61,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "pipeline": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B"},
     "pipeline_anew": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B", "recompute": True},
     "pipeline_calls": {"builder": "Pipeline", "micro_batches": 4, "schedule": "GPipe", "recompute": True},
+    "recomputed": {"builder": "AllReduce", "recompute": ["sequential"]},
     "two_paces": {
         "builder": "PS",
         "variables": {".*bias.*": {"synchronizer": "PS", "owner": 1, "staleness": 2}},
@@ -93,7 +94,7 @@ _PAIRS: Mapping[str, str] = {
     "attention": "shuffle 2x1",
     "clipped_rows": "partitioned_ps 2x2",
     "evaluation": "shuffle server",
-    "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1, pipeline_anew 2x1",
+    "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1, pipeline_anew 2x1, recomputed 1x2",
     "fit_ema": "ps_load_balancing 3x1, sharded 2x1, fsdp 3x1",
     "fit_gradient_accumulation": "sharded 2x2, overridden 2x1",
     "fit_half_precision": "ps 2x2",

@@ -117,6 +117,40 @@ def test_one_plan_fits_the_terminal_and_several_stand_side_by_side(
     assert "localhost:0" in row and "all workers" in row
 
 
+BLOCKS = (
+    HEAD
+    + """
+class Block(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = keras.layers.Dense(8, "gelu"), keras.layers.Dense(4)
+
+    def call(self, x):
+        return x + tf.nn.dropout(self.down(self.up(x)), 0.1, seed=1)
+
+ad = AutoDist()
+with ad.scope():
+    model = keras.Sequential([keras.Input((4,)), Block(), Block(), keras.layers.Dense(1)], name="model")
+    model.compile("sgd", "mse")
+    model.fit(np.zeros((32, 4)), np.zeros((32, 1)))
+"""
+)
+
+
+def test_recomputed_blocks_are_planned_with_their_memory_and_computation(tmp_path: Path) -> None:
+    script = write(tmp_path, BLOCKS)
+    file = write(tmp_path, "strategy: {builder: AllReduce, recompute: true}\n", "strategy.yml")
+    (planned,) = plans_of("--strategy", file, script)
+    assert [block.name for block in planned.recomputed] == ["model/block", "model/block_1"]
+    for block in planned.recomputed:
+        # At least the input of gelu. Again: the product of 32 × 4 and 4 × 8, and gelu.
+        assert 32 * 8 * 4 <= block.bytes.count <= 4 * 32 * 8 * 4 and not block.bytes.is_least
+        assert 2 * 32 * 4 * 8 <= block.flops.count <= 4 * 32 * 4 * 8
+        assert "RandomUniform" in block.kept
+    shown = " ".join(plan("--strategy", file, script).stdout.split())
+    assert "recomputation on a worker" in shown and "FLOPs again" in shown and "% more" in shown
+
+
 def test_the_strategy_of_a_file_and_the_script_s_own_are_planned(tmp_path: Path) -> None:
     yaml = write(tmp_path, "strategy: {builder: PartitionedPS, min_partition_bytes: 1}\n", "ps.yml")
     cluster = write(tmp_path, "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\nstrategy: PS\n", "cluster.yml")

@@ -25,7 +25,7 @@ from tensorflow.python.framework import op_def_registry  # the arguments and att
 from autodist.graph.names import is_control, node_of, output_index
 
 AttrValue = tf.compat.v1.AttrValue
-_LINE = re.compile(r"(?P<name>[\w./]+) = ((?P<op>\w+)\((?P<arguments>.*)\)|(?P<value>[^()]+?))( on (?P<device>\S+))?")
+_LINE = re.compile(r"(?P<name>[\w./-]+) = ((?P<op>\w+)\((?P<arguments>.*)\)|(?P<value>[^()]+?))( on (?P<device>\S+))?")
 _ARGUMENT = re.compile(r"(?:\[[^\]]*\]|'[^']*'|[^,\['])+")
 _CONSTANT = re.compile(r"(?:(?P<dtype>[a-z]+\d*) )?(?P<elements>.+)")
 _FLOAT = AttrValue(type=tf.float32.as_datatype_enum)

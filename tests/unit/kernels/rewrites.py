@@ -23,7 +23,7 @@ import difflib
 import os
 import pathlib
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -67,7 +67,13 @@ def step_of(text: str, phase: type[Step] = CapturedStep, **fields: Any) -> Step:
 
 
 def assert_rewrites(
-    kernel: AnyKernel, text: str, workers: int = 1, replicas: int = 1, hides: tuple[str, ...] = (), **fields: Any
+    kernel: AnyKernel,
+    text: str,
+    workers: int = 1,
+    replicas: int = 1,
+    hides: tuple[str, ...] = (),
+    blocks: Mapping[str, Sequence[str]] | None = None,
+    **fields: Any,
 ) -> Step:
     """Asserts that a kernel rewrites the step before a text to the step after it, and returns the latter.
 
@@ -77,6 +83,7 @@ def assert_rewrites(
         workers: the number of workers. The step is rewritten for the first.
         replicas: the number of replicas of each worker.
         hides: scopes whose nodes are not in the text.
+        blocks: the scopes of the blocks that the strategy recomputes.
         fields: of the step, besides its graph, outputs and targets.
     """
     lines = textwrap.dedent(text).strip("\n").splitlines()
@@ -84,7 +91,10 @@ def assert_rewrites(
     phase = CapturedStep if kernel.takes is Step else kernel.takes
     before = step_of("\n".join(line[2:] for line in marked if line[0] != "+"), phase, **fields)
     given = list(lines_of_step(before))
-    after = kernel.apply(before, Context(plan(before, workers, replicas), 0))
+    strategy = plan(before, workers, replicas)
+    for name, scopes in (blocks or {}).items():
+        strategy.recomputed_blocks.add(name=name, scopes=scopes)
+    after = kernel.apply(before, Context(strategy, 0))
     assert list(lines_of_step(before)) == given, f"{kernel.name} has changed the step that it received"
     made = [line for line in lines_of_step(after) if not line.startswith(hides)]
     if sorted(made) != sorted(line[2:] for line in marked if line[0] != "-"):

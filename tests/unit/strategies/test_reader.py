@@ -169,7 +169,7 @@ def test_variables_become_overrides_in_their_order(read):
     ("options", "said"),
     [
         ("chunksize: 3", "chunksize: AllReduce has no option chunksize. Did you mean chunk_size? Its options are "
-                         "chunk_size, all_reduce_spec, compressor."),
+                         "chunk_size, all_reduce_spec, compressor, recompute."),
         ("chunk_size: many", "chunk_size: AllReduce: chunk_size is 'many', which is not allowed: "
                              "input should be a valid integer"),
         ("chunk_size: 0", "chunk_size: AllReduce: chunk_size is 0, which is not allowed: "

@@ -1,0 +1,92 @@
+"""The recomputed blocks in the plan of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+
+import pydantic
+from rich.table import Table
+
+from autodist.graph.partial_count import PartialCount
+from autodist.graph.recomputation import Block
+from autodist.graph.recomputation_costs import recomputation_costs
+from autodist.graph.step import CapturedStep
+from autodist.logs.formatting import listed
+from autodist.logs.tables import text_table
+from autodist.proto import strategy_pb2
+from autodist.strategies.stage_table import bytes_text, flops_text
+
+RECOMPUTED_HEADS = ("recomputed block", "frees", "FLOPs again", "runs once")
+
+
+class RecomputedBlockPlan(pydantic.BaseModel):
+    """A block that the backward pass recomputes, on one worker.
+
+    Attributes:
+        name: its name.
+        bytes: bytes of its activations that are freed after the forward pass.
+        flops: FLOPs that are computed again.
+        kept: the ops whose values are kept because they must not run twice.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    bytes: PartialCount
+    flops: PartialCount
+    kept: tuple[str, ...] = ()
+
+
+def recomputed_block_plans(
+    step: CapturedStep, strategy: strategy_pb2.Strategy, shapes: Mapping[str, Sequence[int]]
+) -> tuple[RecomputedBlockPlan, ...]:
+    """Returns the plans of the blocks that a strategy recomputes.
+
+    Args:
+        step: the captured step.
+        strategy: the strategy.
+        shapes: the shapes of the step's inputs on one worker, by name.
+    """
+    blocks = [Block(one.name, tuple(one.scopes)) for one in strategy.recomputed_blocks]
+    return tuple(
+        RecomputedBlockPlan(name=one.block, bytes=one.bytes, flops=one.flops, kept=one.kept)
+        for one in (recomputation_costs(step, blocks, shapes) if blocks else ())
+    )
+
+
+def recomputed_table(blocks: Sequence[RecomputedBlockPlan], flops: int | None) -> Table:
+    """Returns a table with a row for each block.
+
+    Args:
+        blocks: the plans of the blocks.
+        flops: FLOPs of the worker's step without recomputation; None: not known.
+    """
+    return text_table(
+        "recomputation on a worker",
+        RECOMPUTED_HEADS,
+        recomputed_rows(blocks),
+        numbers=RECOMPUTED_HEADS[1:3],
+        caption=recomputed_caption(blocks, flops),
+    )
+
+
+def recomputed_rows(blocks: Sequence[RecomputedBlockPlan]) -> list[list[str]]:
+    """Returns the rows under `RECOMPUTED_HEADS`."""
+    return [[one.name, bytes_text(one.bytes), flops_text(one.flops), listed(one.kept)] for one in blocks]
+
+
+def recomputed_caption(blocks: Sequence[RecomputedBlockPlan], flops: int | None) -> str:
+    """Returns a sentence with the memory that all blocks save, and the computation that they add.
+
+    One block's activations exist at a time in the backward pass, so the largest block saves nothing.
+    """
+    freed, again = _sum(one.bytes for one in blocks), _sum(one.flops for one in blocks)
+    largest = max(one.bytes.count for one in blocks)
+    saved = bytes_text(PartialCount(freed.count - largest, freed.is_least))
+    more = f", {round(100 * again.count / flops)} % more" if flops and again.count else ""
+    return f"The backward pass holds {saved} less, and computes {flops_text(again)} FLOPs again{more}"
+
+
+def _sum(counts: Iterable[PartialCount]) -> PartialCount:
+    return reduce(PartialCount.__add__, counts, PartialCount())

@@ -1,0 +1,95 @@
+"""Costs of recomputation: the bytes that a block no longer keeps, and the FLOPs that it computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
+from autodist.graph.partial_count import PartialCount
+from autodist.graph.recomputation import Block, Recomputation, backward_passes, find_recomputations
+from autodist.graph.step import CapturedStep
+
+_SAME_BUFFER = having(Trait.IDENTITY | Trait.RESHAPES)
+"""Ops that usually return the buffer of their first input."""
+
+
+@dataclass(frozen=True)
+class RecomputationCost:
+    """The estimated effect of recomputing one block.
+
+    Attributes:
+        block: the name of the block.
+        bytes: bytes of the tensors that are freed after the forward pass.
+        flops: FLOPs that are computed again.
+        kept: the ops whose values are kept because they must not run twice.
+    """
+
+    block: str
+    bytes: PartialCount
+    flops: PartialCount
+    kept: tuple[str, ...]
+
+
+def recomputation_costs(
+    step: CapturedStep, blocks: Sequence[Block], shapes: Mapping[str, Sequence[int]]
+) -> list[RecomputationCost]:
+    """Returns the costs of recomputing blocks, for inputs of given shapes.
+
+    Args:
+        step: the captured step.
+        blocks: the blocks.
+        shapes: the shapes of the step's inputs, by name.
+    """
+    own = {name: name for name in step.graph_index.nodes}
+    found = [one for passed in backward_passes(step) for one in find_recomputations(step, blocks, passed, own)]
+    graph = with_inferred_shapes(step, sorted(step.named), shapes)
+    flops = flops_of_nodes(graph)
+    return [_cost(step, block, [one for one in found if one.block == block], graph, flops) for block in blocks]
+
+
+def _cost(
+    step: CapturedStep,
+    block: Block,
+    found: Sequence[Recomputation],
+    graph: tf.Graph,
+    flops: Mapping[str, int | None],
+) -> RecomputationCost:
+    nodes = dict.fromkeys(name for one in found for name in one.nodes)
+    sizes = (_byte_size(graph, name) for name in _freed(step, found, nodes))
+    return RecomputationCost(
+        block.name,
+        PartialCount.of(sizes),
+        PartialCount.of(flops.get(name, 0) for name in nodes),
+        tuple(sorted({step.graph_index.nodes[name].op for one in found for name in one.kept})),
+    )
+
+
+def _freed(step: CapturedStep, found: Iterable[Recomputation], nodes: Mapping[str, None]) -> dict[str, None]:
+    """Returns the tensors that the backward pass reads from copies, each buffer once."""
+    graph_index = step.graph_index
+    read = (
+        tensor(i)
+        for one in found
+        for reader in one.readers
+        for i in graph_index.nodes[reader].input
+        if not is_control(i) and node_of(i) in nodes
+    )
+    buffers: dict[str, None] = {}
+    for name in read:
+        buffer = name
+        while node_of(buffer) in nodes and graph_index.nodes[node_of(buffer)].op in _SAME_BUFFER:
+            buffer = tensor(graph_index.nodes[node_of(buffer)].input[0])
+        if node_of(buffer) in nodes:  # otherwise, the buffer is that of a tensor that enters the block
+            buffers[buffer] = None
+    return buffers
+
+
+def _byte_size(graph: tf.Graph, name: str) -> int | None:
+    """Returns the bytes of a tensor; None if its shape is not known."""
+    found = graph.get_tensor_by_name(name)
+    return int(found.shape.num_elements()) * found.dtype.size if found.shape.is_fully_defined() else None
