@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autodist.graph.index import GraphIndex
@@ -43,6 +43,14 @@ class ExecutionOrder:
         for name in self.names:
             depths[name] = max((depths.get(s, 0) + (s in messages) for s in self.sources[name]), default=0)
         return {message: depths[message] for message in messages}
+
+    def writes_of(self, handles: Container[str]) -> dict[str, list[str]]:
+        """Returns the nodes that write each variable of `handles`, in order."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(self.graph_index.effects, key=self.position.__getitem__):
+            for handle in sorted(filter(handles.__contains__, self.graph_index.effects[name].writes)):
+                found.setdefault(handle, []).append(name)
+        return found
 
     def of_reduction(self, pending: PendingReduction) -> int:
         """Returns the position of the message of a pending reduction."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,10 +18,12 @@ from autodist.kernels.communicate.buckets import PACK_BYTES, Bucket, key_of, mak
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup, group_writes, rank_writes
 from autodist.kernels.communicate.node_assignment import EVERYWHERE, NOBODY
+from autodist.kernels.communicate.read_messages import ReadMessages
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
+from autodist.kernels.communicate.remote_reads import group_reads
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.value_messages import ValueMessages
-from autodist.kernels.communicate.versions import Acknowledgement, Versions
+from autodist.kernels.communicate.versions import StartSignal, Versions
 from autodist.kernels.communicate.worker_part import WorkerPart
 from autodist.kernels.replica_dependent import after_loops
 from autodist.kernels.sums import reduce_to_mean
@@ -68,19 +70,20 @@ class _Servers:
         self.reductions = [j for j in step.reductions if j.variable and step.by_name[j.variable].handle in self.owner]
         assert step.order is not None, "set by SetSyncMode"
         self.order = step.order
-        self.versions = Versions(step, self.owner, self.reductions, context)
+        self.part = WorkerPart.find(step, context, self.effects, self.owner, self.reductions)
+        self.needed = self.part.needed()
+        self.read_groups = group_reads(step, self.owner, context, self.part.runs)
+        self.versions = Versions(step, self.owner, self.reductions, self.read_groups, context)
         self.values = ValueMessages(step, context, self.editor, self.owner)
 
     def run(self) -> ReplicatedStep:
-        part = WorkerPart.find(self.step, self.context, self.effects, self.owner, self.reductions)
-        self._send_gradients(part.needed())
-        acknowledgements = self.versions.acknowledgements(part.runs)
+        part = self.part
+        self._send_gradients()
+        self._exchange_reads()
         self._require_same_outputs(part)
         part.exchange_boundary(self.results, self.context)
-        self._delay_writes(acknowledgements)
-        self._exchange_completion_signals(
-            rank_writes(self.order, self.owner, self.versions.awaited(acknowledgements), part.private)
-        )
+        self._delay_writes()
+        self._exchange_completion_signals(rank_writes(self.order, self.owner, self.versions.awaited(), part.private))
         part.drop_control(self.editor)
         self.editor.drop_targets(filter(part.is_others, self.editor.targets))
         return self.results.to_step(self.reductions)
@@ -100,15 +103,16 @@ class _Servers:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _send_gradients(self, needed: Collection[str]) -> None:
+    def _send_gradients(self) -> None:
         """Sends gradients to the owners, after this worker's reads that must not see the updates made by them."""
         dense = [j for j in self.reductions if not j.is_sparse]
         for bucket in make_buckets(dense, self._owner_of, PACK_BYTES):
-            reads = self._reads_before_push(bucket.reductions, needed)
-            self._send_bucket(bucket, self._owner_of(bucket.reductions[0]), reads)
+            owner = self._owner_of(bucket.reductions[0])
+            self._send_bucket(bucket, owner, self._early_reads(owner))
         for pending in self.reductions:
             if pending.is_sparse:
-                self._send_rows(pending, self._owner_of(pending), self._reads_before_push([pending], needed))
+                owner = self._owner_of(pending)
+                self._send_rows(pending, owner, self._early_reads(owner))
 
     def _owner_of(self, pending: PendingReduction) -> int:
         """Returns the owner of the variable that a reduction belongs to; each of `reductions` belongs to one."""
@@ -134,42 +138,52 @@ class _Servers:
             self.results.set_result(pending, [f.name(t) for t in rows])
         self.editor.run(exchange.effects)
 
-    def _reads_before_push(self, reductions: Iterable[PendingReduction], needed: Collection[str]) -> list[str]:
-        reads = [name for name in self.versions.reads_before(reductions) if name in needed]
-        return after_loops(self.step.graph_index, reads)
+    def _early_reads(self, owner: int) -> list[str]:
+        return after_loops(self.step.graph_index, self.versions.early_reads(owner, self.needed))
 
-    # -- writes ----------------------------------------------------------------------------------------------------
+    # -- reads and writes ------------------------------------------------------------------------------------------
 
-    def _delay_writes(self, acknowledgements: Sequence[Acknowledgement]) -> None:
+    def _exchange_reads(self) -> None:
+        """Reads this worker's variables for the replicas of others, and receives the values that it needs of others."""
+        me = self.context.worker
+        for group in self.read_groups:
+            readers = [w for w in self.context.group.everyone if group.of(w)]
+            for reader in readers if group.owner == me else [me] if me in readers else []:
+                messages = ReadMessages(self.step, self.editor, self.context, group, reader)
+                if group.owner == me:
+                    messages.answer(self.versions.writes, self.order.position)
+                else:
+                    messages.request()
+
+    def _delay_writes(self) -> None:
         """Makes each write at the owner wait until all workers have read the previous version (`versions`)."""
         for name, gradients in self.versions.gradients_before.items():
             if self._owns_written(name):
                 arrived = [node_of(self.results.now(t)) for pending in gradients for t in pending.result]
                 self.editor.add_control(name, arrived)
-        for message in acknowledgements:
-            if self.context.worker in (message.owner, message.reader):
-                self._acknowledge(message)
+        for signal in self.versions.start_signals():
+            if self.context.worker in (signal.worker, signal.owner):
+                self._exchange_start_signal(signal)
 
     def _owns_written(self, write: str) -> bool:
         """Returns True if this worker owns a variable that a node writes."""
         return any(self.owner.get(handle) == self.context.worker for handle in self.effects[write].writes)
 
-    def _acknowledge(self, message: Acknowledgement) -> None:
-        """Sends an acknowledgement that this worker has read variables, or makes their writes wait for it."""
+    def _exchange_start_signal(self, signal: StartSignal) -> None:
+        """Sends a start signal to an owner, or makes this worker's writes wait for it."""
         with (
-            subgraph(self.editor, f"{message.key}/{message.reader}") as f,
+            subgraph(self.editor, f"{signal.key}/{signal.worker}") as f,
             tf.device(self.context.cpu(self.context.worker)),
         ):
-            exchange = Communicator(f, self.context, message.key, Group.of_workers([message.reader, message.owner]))
+            exchange = Communicator(f, self.context, signal.key, Group.of_workers([signal.worker, signal.owner]))
             done = tf.constant(True)
-            if message.reader == self.context.worker:
-                reads = after_loops(self.step.graph_index, self.versions.own(message))
-                exchange.send(message.owner, "read", [done], reads)
+            if signal.worker == self.context.worker:
+                exchange.send(signal.owner, "read", [done], self._early_reads(signal.owner))
             else:
-                exchange.receive(message.reader, "read", [done])
+                exchange.receive(signal.worker, "read", [done])
         self.editor.run(exchange.effects)
-        if message.owner == self.context.worker:
-            for write in message.writes:
+        if signal.owner == self.context.worker:
+            for write in signal.writes:
                 self.editor.add_control(write, exchange.effects)
 
     # -- values ----------------------------------------------------------------------------------------------------

@@ -23,6 +23,32 @@ def copy_of(handle: str) -> str:
     return f"autodist/cached_copy/{handle}"
 
 
+class CachedReads:
+    """The reads of a step that use the cached copy of a variable, the same on all workers that have replicas."""
+
+    def __init__(self, step: ReplicatedStep, context: Context) -> None:
+        assert step.order is not None, "set by SetSyncMode"
+        self._plan, self._order = context.plan, step.order
+        roots = [node for message in self._order.messages for node in self._order.sources[message]]
+        roots += [name for name in map(node_of, step.outputs) if name in self._order.position]
+        # Control inputs count: a loop waits in this way until its copy of a partitioned variable is refreshed.
+        self.compute = reach(roots, self._order.graph_index.sources.__getitem__) - step.stages.once
+
+    def of(self, variable: Variable) -> list[str]:
+        """Returns the reads of the compute part before the step's own update, if the strategy gives a copy."""
+        if not self._plan.has_cached_copy(variable.name):
+            return []
+        graph_index, handle = self._order.graph_index, variable.handle
+        effects = graph_index.effects
+        late = reach((name for name, e in effects.items() if handle in e.writes), graph_index.consumers.__getitem__)
+        # A v1 loop forwards the handle and reads an earlier copy.
+        return [
+            name for name, effect in effects.items()
+            if handle in effect.reads and not effect.writes and name in self.compute and name not in late
+            and handle in graph_index.data[name]
+        ]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
     """Makes replicas read a copy on their own worker, which is refreshed after the variable's update.
@@ -63,10 +89,8 @@ class _CachedCopies:
         self._step, self._context, self._stages = step, context, step.stages
         self.editor = StepEditor(step)
         self._effects = step.graph_index.effects
-        local = [t for pending in step.reductions for t in pending.local]
-        # Control inputs count: a loop waits in this way until its copy of a partitioned variable is refreshed.
         self._shared_reads: dict[tuple[str, ...], str] = {}
-        self._compute = self.editor.ancestors([*local, *step.outputs]) - step.stages.once
+        self._cached_reads = CachedReads(step, context)
 
     def use_cached_copy(self, variable: Variable, is_read: bool) -> None:
         """Makes the compute part read a variable's cached copy, and adds what refreshes it.
@@ -81,29 +105,30 @@ class _CachedCopies:
         is_sent = self._step.synchrony_of[variable.name].mode is not SyncMode.ASYNCHRONOUS
         if not (writes or (is_read and is_sent)):
             return
-        late = reach(writes, self.editor.consumers)
-        reads = [
-            name for name, effect in self._effects.items()
-            if is_read and handle in effect.reads and not effect.writes and name in self._compute and name not in late
-            and self._takes_handle(name, handle)
-        ]  # fmt: skip
         device = self._context.home(self._context.worker, variable.dtype)
         cached_copy = add_copy(self.editor, variable, copy_of(handle), CACHED_COPY, device)
+        reads = self._cached_reads.of(variable)
         reading = [made for name in reads for made in self._read_instead(name, variable, cached_copy)]
         if not is_sent:
             self._refresh(variable, cached_copy, writes, reading)
 
     def _read_instead(self, name: str, variable: Variable, cached_copy: str) -> list[str]:
-        """Replaces a read by a read of the cached copy for the compute part; returns the node that reads it."""
+        """Replaces a read by a read of the cached copy; returns the node that reads it.
+
+        Updates that run ahead still read the variable, since the copy is older.
+        """
         if self.editor[name].op != "ReadVariableOp":
             self.editor.rewire(tensor(variable.handle), cached_copy, [name])
             return [name]
-        readers = [c for c in self.editor.consumers(name) if c in self._compute and name in self._data_inputs(c)]
-        if not readers:
+        is_synchronous = self._step.synchrony_of[variable.name].mode is SyncMode.SYNCHRONOUS
+        readers = [c for c in self.editor.consumers(name) if name in self._data_inputs(c)]
+        if not is_synchronous:
+            readers = [c for c in readers if c in self._cached_reads.compute]
+        if not readers and not (is_synchronous and tensor(name) in self.editor.outputs):
             return []
         waits = [i for i in self.editor[name].input if is_control(i)]
         read = self._read(f"autodist/cached_copy/{name}", variable, cached_copy, waits)
-        self.editor.rewire(tensor(name), read, readers)
+        self.editor.rewire(tensor(name), read, None if is_synchronous else readers)
         self._drop_unread(name)
         return [read]
 
@@ -115,16 +140,12 @@ class _CachedCopies:
         self._shared_reads[inputs] = self.editor.add(_read_node(name, variable, inputs))
         return self._shared_reads[inputs]
 
-    def _takes_handle(self, name: str, handle: str) -> bool:
-        """Returns True if a node has the handle as an input; a v1 loop forwards it and reads an earlier copy."""
-        return handle in self._data_inputs(name)
-
     def _data_inputs(self, name: str) -> list[str]:
         return [node_of(i) for i in self.editor[name].input if not is_control(i)]
 
     def _drop_unread(self, name: str) -> None:
         """Removes a read whose value nothing uses; otherwise it would still run for its control dependencies."""
-        returned = {*map(node_of, self._step.outputs), *self._step.targets}
+        returned = {*map(node_of, self.editor.outputs), *self._step.targets}
         if name in returned or any(name in self._data_inputs(c) for c in self.editor.consumers(name)):
             return
         self.editor.replace_control(name, [node_of(i) for i in self.editor[name].input if is_control(i)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from math import prod
 
 import tensorflow as tf
@@ -45,6 +44,8 @@ class ValueMessages:
     ) -> None:
         self._step, self._context, self._editor, self._owner = step, context, editor, owner
         self._performed = performed
+        assert step.order is not None, "set by SetSyncMode"
+        self._writes_of = step.order.writes_of(owner)
 
     def send(self, f: SubgraphBuilder, exchange: Communicator, group: WriteGroup) -> list[str]:
         """Sends the written values to the workers that have cached copies, and the signal that all are written.
@@ -129,17 +130,6 @@ class ValueMessages:
             messages[-1].append(variable)
             free -= size
         return messages or [[]]
-
-    @cached_property
-    def _writes_of(self) -> Mapping[str, list[str]]:
-        """The writes of each owned variable in execution order, by handle."""
-        order, effects = self._step.order, self._step.graph_index.effects
-        assert order is not None, "set by SetSyncMode"
-        found: dict[str, list[str]] = {}
-        for name in sorted(filter(order.position.__contains__, effects), key=order.position.__getitem__):
-            for handle in sorted(effects[name].writes & self._owner.keys()):
-                found.setdefault(handle, []).append(name)
-        return found
 
 
 def _tag(variables: Sequence[Variable]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
@@ -28,12 +28,12 @@ def read_before(editor: GraphEditor, taker: str, variable: Variable, name: str, 
     return editor.add(read)
 
 
-def take_copy(editor: GraphEditor, taker: str, taken: Collection[str], copy: str, value: str) -> None:
-    """Replaces handles that a node takes by the handle of a copy, after the copy has been refreshed.
+def take_copy(editor: GraphEditor, takers: Iterable[str], taken: Collection[str], copy: str, value: str) -> None:
+    """Replaces handles that nodes take by the handle of a copy, after the copy has been refreshed.
 
     Args:
         editor: the editor of the graph.
-        taker: the node.
+        takers: the nodes.
         taken: the tensors of the handles to replace.
         copy: handle of the copy.
         value: the node that computes the copy's new value.
@@ -46,5 +46,6 @@ def take_copy(editor: GraphEditor, taker: str, taken: Collection[str], copy: str
     fresh = NodeDef(name=f"{value}/fresh", op="Identity", device=device, input=[copy, f"^{refresh.name}"])
     fresh.attr["T"].type = tf.resource.as_datatype_enum
     editor.add(fresh)
-    inputs = [fresh.name if not is_control(i) and tensor(i) in taken else i for i in editor[taker].input]
-    editor.set_inputs(taker, inputs)
+    for taker in takers:
+        inputs = [fresh.name if not is_control(i) and tensor(i) in taken else i for i in editor[taker].input]
+        editor.set_inputs(taker, inputs)

@@ -98,4 +98,4 @@ def _give_copy(
         add_copy(editor, variable, name, f"/copy_for_{context.worker}", context.home(reader, variable.dtype))
     for taker in takers:
         value = read_before(editor, taker, variable, f"{name}/{taker}", context.home(holder, variable.dtype))
-        take_copy(editor, taker, [tensor(variable.handle)], name, value)
+        take_copy(editor, [taker], [tensor(variable.handle)], name, value)

@@ -96,7 +96,7 @@ def _add_refreshed_copy(work: Work, node: NodeDef, cut: PartitionedVariable, tak
         _read_if_set(work, value, cut, queries)
     else:
         read(work, work.editor[value], cut)
-    take_copy(work.editor, node.name, taken, whole.handle, value)
+    take_copy(work.editor, [node.name], taken, whole.handle, value)
     return whole
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.names import node_of
+from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import Context, Fetching, rewrite
@@ -64,7 +64,7 @@ def programs(length: int) -> list[Program]:
 def make(
     program: Program, is_chained: bool, fetches: bool | None = None
 ) -> tuple[CapturedFunction, Callable[..., object]]:
-    """Returns a step that runs the lines, and trains a third variable by all read values.
+    """Returns a step that runs the lines, and trains a third variable by all read values: rows of the second variable.
 
     If `fetches` is set, only a fetch can use the read values: they are returned, or unused.
 
@@ -101,7 +101,7 @@ def _run(
     variable = owned[line.variable]
     match line.kind:
         case "read":
-            seen.append(tf.norm(variable))
+            seen.append(tf.norm(tf.gather(variable, [0, 2]) if line.variable else variable))
             return seen[-1]
         case "gradient":
             with tf.GradientTape() as tape:
@@ -146,7 +146,7 @@ def unordered(
         items: each worker's; None: they all fetch the same.
     """
     items = rewritten(captured, strategy) if items is None else items
-    graph = _Union(items)
+    graph = Union(captured, items)
     order = graph.order()
     if order is None:
         return ["the workers wait for each other"]
@@ -165,10 +165,16 @@ def unordered(
     return found
 
 
-class _Union:
-    """The graphs of all workers as one."""
+class Union:
+    """The graphs of all workers as one.
 
-    def __init__(self, items: Sequence[Step]) -> None:
+    Args:
+        captured: the step.
+        items: the rewritten step of each worker.
+    """
+
+    def __init__(self, captured: CapturedFunction, items: Sequence[Step]) -> None:
+        self._captured, self._items = captured.step.graph_index, items
         self._sources: dict[str, list[str]] = {}
         self._touching: dict[tuple[str, str], list[str]] = {}
         senders: dict[str, str] = {}
@@ -187,11 +193,33 @@ class _Union:
                 for handle in effect.reads | effect.writes if name in used else ():
                     self._touching.setdefault((name, handle), []).append(f"{worker}/{name}")
         assert senders.keys() == receivers.keys()
-        for queue, receiver in receivers.items():
-            self._sources[receiver].append(senders[queue])
+        self._sender_of = {receiver: senders[queue] for queue, receiver in receivers.items()}
+        for receiver, sender in self._sender_of.items():
+            self._sources[receiver].append(sender)
+        for worker, name in itertools.product(range(len(items)), captured.step.graph_index.effects):
+            for handle in captured.step.graph_index.effects[name].reads:
+                self._touching.setdefault((name, handle), []).extend(self._reads_elsewhere(worker, name))
+
+    def _reads_elsewhere(self, worker: int, read: str) -> Iterator[str]:
+        """Yields the owner's nodes whose values a worker uses in place of those of a captured read."""
+        nodes, used = self._items[worker].graph_index.nodes, _used(self._items[worker])
+        for consumer in used.intersection(self._captured.consumers[read]):
+            for position, i in enumerate(self._captured.nodes[consumer].input):
+                if not is_control(i) and tensor(i) == tensor(read):
+                    yield from self._made_at_owner(worker, nodes[consumer].input[position])
+
+    def _made_at_owner(self, worker: int, value: str) -> Iterator[str]:
+        nodes = self._items[worker].graph_index.nodes
+        while nodes[node_of(value)].op in ("Reshape", "SplitV"):
+            value = nodes[node_of(value)].input[0]
+        sender = self._sender_of.get(f"{worker}/{node_of(value)}")
+        if sender is not None:
+            owner, _, enqueue = sender.partition("/")
+            sent = self._items[int(owner)].graph_index.nodes[enqueue].input[1 + output_index(value)]
+            yield f"{owner}/{node_of(sent)}"
 
     def touching(self, name: str, handle: str) -> list[str]:
-        """A captured node in the graphs of the workers that use its value, or write by it."""
+        """A captured node in the graphs of the workers that use its value, or write by it; reads also at the owner."""
         return self._touching.get((name, handle), [])
 
     def order(self) -> list[str] | None:
