@@ -131,10 +131,14 @@ _LOWERED: Mapping[ReshardKind, Callable[[Communicator, tf.Tensor, Reshard], tf.T
 }
 
 
+_MERGED = {"max": tf.maximum, "min": tf.minimum}
+_MERGED_BOOLEANS = {"max": tf.logical_or, "min": tf.logical_and}
+
+
 def _reduced(parts: list[tf.Tensor], how: Reshard) -> tf.Tensor:
     """Reduces parts in row order."""
     if how.how in ("max", "min"):
-        merge = tf.maximum if how.how == "max" else tf.minimum
+        merge = (_MERGED_BOOLEANS if parts[0].dtype == tf.bool else _MERGED)[how.how]
         found = parts[0]
         for part in parts[1:]:
             found = merge(found, part)

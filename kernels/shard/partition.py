@@ -21,7 +21,8 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.propagate import Axes, Shardings, divides, members_of
 from autodist.kernels.shard.reshards import Reshard, ReshardKind, add_index, add_reshard
 from autodist.kernels.shard.rules import ROW, NodeRule, Rules, Side
-from autodist.layout import DrawAt, Kind, PerExample, Propagation, RowsOfDraw
+from autodist.kernels.shard.whole_copies import WholeCopies
+from autodist.layout import DrawAt, Kind, PerExample, Propagation, RowsOfDraw, Unknown
 from autodist.sharding import Mesh
 
 _LENGTHS = having(Trait.LENGTHS)
@@ -136,21 +137,24 @@ class _Partition:
         self._own_rows: dict[str, str] = {}
         self._outputs = frozenset(map(tensor, step.outputs))
         self._fixed = dict(self._fixed_states())
+        self._added: dict[str, tf.TensorSpec] = {}
+        self._copies = WholeCopies(step, self.editor, self._gathered, self._own_part)
 
     def run(self) -> PlacedStep:
         for name in self.step.graph_index.order:
             self._shard(name)
+        self._copies.order()
         outputs = [self._whole(name) for name in self.step.outputs]
         self.editor.set_outputs(outputs)
         shardings = {v.name: self.shardings.of(v.handle, len(v.shape)) for v in self.step.variables}
         divided = {name: one for name, one in shardings.items() if one.divides}
         return self.editor.to_step(
-            variables=tuple(self._variable(v) for v in self.step.variables),
+            variables=(*map(self._variable, self.step.variables), *self._copies.variables),
             shardings=divided,
             holders={name: one for name, one in self.step.holders.items() if name not in divided},
             gradients=tuple(self._gradient(g) for g in self.step.gradients),
             gradient_calls=tuple(self._call(c) for c in self.step.gradient_calls),
-            flows=_ReshardedFlows(self.flows, self.source_of),
+            flows=_ReshardedFlows(self.flows, self.source_of, frozenset(self._added)),
         )
 
     # -- nodes -----------------------------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ class _Partition:
             self._measure(node, rule)
             return
         axes = self._choose(rule)
-        self._require_whole_elsewhere(rule, axes)
+        others = self._in_other_axes(rule, axes)
         inputs = [i for i in node.input if not is_control(i)]
         passed = self._passed_on(rule, axes)
         for position, side in enumerate(rule.operands):
@@ -178,6 +182,8 @@ class _Partition:
         if axes.get(ROW):
             inputs = self._of_own_rows(rule, axes[ROW], inputs)
         self.editor.set_inputs(name, [*map(as_input, inputs), *filter(is_control, node.input)])
+        for variable in others:
+            self._copies.use(name, variable)
         reduced, how = self._reduced(rule, axes)
         for k, side in enumerate(rule.results):
             if side is not None or reduced or passed:
@@ -265,15 +271,26 @@ class _Partition:
     def _is_variable(self, side: Side) -> bool:
         return side.key in self.step.by_handle
 
-    def _require_whole_elsewhere(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> None:
-        """Refuses an op that needs a divided variable in another way than it is divided."""
-        for side in rule.operands:
-            if side is not None and self._is_variable(side) and self._axes(side) != _of_side(side, axes):
-                variable = self.step.by_handle[side.key].name
-                raise StrategyError(
-                    f"{variable} is sharded as {self.shardings.of(side.key, len(side.lengths))}, but {rule.node.name} "
-                    f"({rule.node.op}) needs it whole along a sharded dimension. Shard other dimensions of it."
-                )
+    def _in_other_axes(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> list[Variable]:
+        """Returns the divided variables that a node needs in another way than they are divided."""
+        return [
+            self.step.by_handle[side.key]
+            for side in dict.fromkeys(rule.operands)
+            if side is not None and self._is_variable(side) and self._axes(side) != _of_side(side, axes)
+        ]
+
+    def _gathered(self, read: str, variable: Variable) -> str:
+        """Returns the whole value of a variable, from a read of a place's part that has been added."""
+        axes = self.shardings.of(variable.handle, len(variable.shape)).axes
+        self._added[read] = tf.TensorSpec(variable.shape, variable.dtype)
+        self._made(read, State(axes))
+        return self._in_state(read, ((),) * len(axes))
+
+    def _own_part(self, read: str, variable: Variable) -> str:
+        """Returns a place's part of a variable, from a read of its whole value that has been added."""
+        self._added[read] = tf.TensorSpec(variable.shape, variable.dtype)
+        self.editor.note({read: self._added[read]})
+        return self._in_state(read, self.shardings.of(variable.handle, len(variable.shape)).axes)
 
     def _reduced(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> tuple[Axes, str]:
         """Returns the axes over which the results of a node are partial, and the reduction that completes them."""
@@ -291,6 +308,8 @@ class _Partition:
         partial = {k: s for k, i in enumerate(inputs) if (s := self._state(i)) is not None and s.partial}
         linear = linear_operands(rule.node.op, len(inputs))
         if not partial or linear is None or len(rule.results) != 1 or self._reduced(rule, axes)[0]:
+            return None
+        if self.step.spec_of(f"{name}:0").dtype == tf.variant:  # a list of tensors cannot be reduced
             return None
         positions, apart = linear
         states = list(partial.values())
@@ -341,10 +360,13 @@ class _Partition:
             self._now[name] = self._in_state(name, self._fixed[name])
 
     def _note(self, name: str, source: str, axes: Sequence[Axes]) -> None:
-        whole = self.rules.static.lengths(source)
+        whole = self._added[source].shape.as_list() if source in self._added else self.rules.static.lengths(source)
         assert whole is not None, "a tensor of unknown rank is not divided"
         lengths = [n if n is None else n // self.mesh.count(a) for n, a in zip(whole, axes, strict=True)]
-        self.editor.note({name: tf.TensorSpec(lengths, self.step.spec_of(source).dtype)})
+        self.editor.note({name: tf.TensorSpec(lengths, self._dtype(source))})
+
+    def _dtype(self, source: str) -> tf.DType:
+        return (self._added.get(source) or self.step.spec_of(source)).dtype
 
     def _whole(self, name: str) -> str:
         rank = self.rules.shape(name).rank
@@ -364,7 +386,7 @@ class _Partition:
         for reshard in transfers(state, axes):
             parts = self.mesh.count(reshard.axes)
             source = self.source_of.get(name, name)
-            spec = tf.TensorSpec([None] * len(axes), self.step.spec_of(source).dtype)
+            spec = tf.TensorSpec([None] * len(axes), self._dtype(source))
             node = f"autodist/reshard/{len(self.source_of)}"
             made = add_reshard(self.editor, node, name, spec, reshard, parts)
             state = after(state, reshard)
@@ -513,14 +535,18 @@ def _same(left: Axes, right: Axes) -> int:
 class _ReshardedFlows(Propagation):
     """Dependence on the batch of a step whose tensors are divided: that of the whole tensors."""
 
-    def __init__(self, captured: Propagation, source_of: Mapping[str, str]) -> None:
-        self._captured, self._source_of = captured, source_of
+    def __init__(self, captured: Propagation, source_of: Mapping[str, str], added: frozenset[str]) -> None:
+        self._captured, self._source_of, self._added = captured, source_of, added
 
     def kind(self, name: str) -> Kind:
-        return self._captured.kind(self._source(name))
+        source = self._source(name)
+        if source in self._added:
+            return Unknown("it was made where variables were gathered")
+        return self._captured.kind(source)
 
     def rows_for_each(self, name: str) -> int | None:
-        return self._captured.rows_for_each(self._source(name))
+        source = self._source(name)
+        return None if source in self._added else self._captured.rows_for_each(source)
 
     def draws_within(self, node: str) -> Mapping[DrawAt, RowsOfDraw | None]:
         return {} if node.startswith("autodist/reshard/") else self._captured.draws_within(node)

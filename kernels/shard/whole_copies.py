@@ -1,0 +1,94 @@
+"""Whole copies of divided variables, for nodes that take a handle and need the whole variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from autodist.errors import StrategyError
+from autodist.graph.editor import NodeDef
+from autodist.graph.effects import Effects
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
+from autodist.graph.parts import Variable
+from autodist.graph.step import PlacedStep
+from autodist.graph.step_editor import StepEditor
+from autodist.kernels.place.copies import add_copy, read_before, take_copy
+
+_OLD_FLOW = having(Trait.ENTER | Trait.SWITCH)
+_SUFFIX = "/whole"
+
+Change = Callable[[str, Variable], str]
+"""Gathers the part of a variable that a place holds, or takes the part of its whole value."""
+
+
+@dataclass
+class WholeCopies:
+    """Copies of divided variables, each on one place.
+
+        loop(v)    becomes    v/whole ← all_gather(v);  loop(v/whole);  v ← slice(v/whole)
+
+    The last write is there only if the node writes the variable.
+
+    Attributes:
+        step: the step before it is divided.
+        editor: the editor of its graph.
+        gather: returns the whole value of a variable, from a read of a place's part.
+        divide: returns a place's part of a variable, from its whole value.
+        variables: the copies.
+    """
+
+    step: PlacedStep
+    editor: StepEditor[PlacedStep]
+    gather: Change
+    divide: Change
+    variables: list[Variable] = field(default_factory=list)
+    _written: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._effects = Effects(self.step.graph_def, self.step.graph_index.nodes)
+
+    def use(self, name: str, variable: Variable) -> None:
+        """Makes a node take a whole copy of a variable, and writes its result back.
+
+        Raises:
+            StrategyError: control flow of TensorFlow 1 takes the variable.
+        """
+        node = self.step.graph_index.nodes[name]
+        if node.op in _OLD_FLOW:
+            raise StrategyError(
+                f"{variable.name} is sharded, and {node.op} ({name}) takes it into a loop or a branch of TensorFlow "
+                "1's control flow. Do not shard it, or use the control flow of TensorFlow 2 "
+                "(tf.compat.v1.enable_control_flow_v2())."
+            )
+        copy = self._copy_of(variable)
+        read = read_before(self.editor, name, variable, f"{copy.handle}/for/{name}")
+        taken = [tensor(i) for i in node.input if not is_control(i) and self._effects.handle_of(i) == variable.handle]
+        take_copy(self.editor, name, taken, copy.handle, node_of(self.gather(tensor(read), variable)))
+        if variable.handle in self._effects.of(node).writes:
+            self._written.setdefault(name, []).append(self._write_back(name, variable, copy))
+
+    def order(self) -> None:
+        """Orders successors of nodes that write copies after the writes of the variables."""
+        following = {name: (name, *writes) for name, writes in self._written.items()}
+        for name, nodes in following.items():
+            captured = self.step.graph_index.consumers[name]
+            self.editor.replace_control(name, nodes, captured)
+        self.editor.replace_targets(following)
+
+    def _copy_of(self, variable: Variable) -> Variable:
+        copy = replace(variable, name=f"{variable.name}{_SUFFIX}", handle=f"{variable.handle}{_SUFFIX}")
+        if copy.handle not in self.editor:
+            self.variables.append(copy)
+            add_copy(self.editor, variable, copy.handle, _SUFFIX)
+        return copy
+
+    def _write_back(self, name: str, variable: Variable, copy: Variable) -> str:
+        """Writes a node's new value of a copy to the variable; returns the write."""
+        dtype = variable.dtype.as_datatype_enum
+        read = NodeDef(name=f"{copy.handle}/after/{name}", op="ReadVariableOp", input=[copy.handle, f"^{name}"])
+        read.attr["dtype"].type = dtype
+        own = self.divide(tensor(self.editor.add(read)), variable)
+        write = NodeDef(name=f"{copy.handle}/from/{name}", op="AssignVariableOp", input=[variable.handle, own])
+        write.attr["dtype"].type = dtype
+        return self.editor.add(write)

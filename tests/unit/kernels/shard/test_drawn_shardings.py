@@ -1,0 +1,81 @@
+"""Drawn shardings of the variables of small models: a step on a mesh equals one device, or is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from math import prod
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autodist.errors import AutoDistError, RewriteError, StrategyError
+from autodist.graph.parts import Variable
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.in_one_process import Session, on_mesh
+from tests.unit.kernels.shard.drawn_models import MODELS, DrawnModel, assert_as_expected, expected_of, model_of
+
+EXAMPLES = int(os.environ.get("DRAWN_SHARDINGS", "6"))
+"""An example takes about a second; set the variable for more of them, which then differ in each run."""
+
+MESHES: tuple[dict[str, int], ...] = ({"model": 2}, {"model": 4}, {"a": 2, "b": 2}, {"data": 2, "model": 2})
+
+
+@st.composite
+def layouts(draw: st.DrawFn, variable: Variable, sizes: Mapping[str, int]) -> str:
+    """A layout of a variable: each axis divides a dimension, or none; dimensions are open or closed."""
+    axes: list[list[str]] = [[] for _ in variable.shape]
+    for name in draw(st.permutations([name for name in sizes if name != "data"])):
+        lengths = [n // prod(sizes[a] for a in own) for n, own in zip(variable.shape, axes, strict=True)]
+        possible = [k for k, n in enumerate(lengths) if n and n % sizes[name] == 0]
+        at = draw(st.sampled_from([*possible, None]))
+        if at is not None:
+            axes[at].append(name)
+    dims = ["·".join(own) + draw(st.sampled_from(["", "?"])) if own else draw(st.sampled_from("–?")) for own in axes]
+    return f"[{', '.join(dims)}]"
+
+
+def _session(model: DrawnModel, strategy: strategy_pb2.Strategy) -> Session | StrategyError | RewriteError:
+    try:
+        return Session(model.captured, strategy)
+    except (StrategyError, RewriteError) as refused:
+        return refused
+
+
+@pytest.mark.usefixtures("keras_in_float64")
+@settings(
+    max_examples=EXAMPLES,
+    derandomize="DRAWN_SHARDINGS" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+@given(st.data())
+def test_a_step_equals_one_device_or_is_refused(data):
+    name = data.draw(st.sampled_from(sorted(MODELS)), label="model")
+    sizes = data.draw(st.sampled_from(MESHES), label="mesh")
+    model = model_of(name)
+    variables = [variable for variable in model.captured.step.variables if variable.shape]
+    divided = data.draw(st.lists(st.sampled_from(variables), unique_by=lambda v: v.name), label="divided")
+    found = {variable.name: data.draw(layouts(variable, sizes), label=variable.name) for variable in divided}
+    session = _session(model, on_mesh(model.captured.step, sizes, found))
+    if isinstance(session, AutoDistError):
+        assert any(one in str(session) for one in found), session
+        return
+    assert_as_expected(session.train(model.batches), expected_of(name, sizes.get("data", 1)))
+
+
+@pytest.mark.usefixtures("keras_in_float64")
+@pytest.mark.parametrize(
+    ("name", "sizes", "layouts"),
+    [
+        ("lstm", {"model": 2}, {"loop/lstm_cell/kernel": "[–, model]", "loop/lstm_cell/bias": "[model]"}),
+        ("lstm", {"data": 2, "model": 2}, {"head/kernel": "[model, –]"}),
+        ("loss scaling", {"model": 4}, {"w": "[model, –]"}),
+        ("reductions", {"model": 2}, {"w": "[–, model]"}),
+    ],
+    ids=["read in a loop", "a list of partial sums", "written in a branch", "any along a divided dimension"],
+)
+def test_ops_on_divided_values(name, sizes, layouts):
+    model = model_of(name)
+    found = Session(model.captured, on_mesh(model.captured.step, sizes, layouts)).train(model.batches)
+    assert_as_expected(found, expected_of(name, sizes.get("data", 1)))
