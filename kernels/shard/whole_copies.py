@@ -55,6 +55,8 @@ class WholeCopies:
             StrategyError: control flow of TensorFlow 1 takes the variable.
         """
         node = self.step.graph_index.nodes[name]
+        if node.op == "VarIsInitializedOp":  # a part has a value if the variable has one
+            return
         if node.op in _OLD_FLOW:
             raise StrategyError(
                 f"{variable.name} is sharded, and {node.op} ({name}) takes it into a loop or a branch of TensorFlow "
