@@ -40,6 +40,7 @@ def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: s
     | dense | the same, compressed | with b from `Compressor.bytes_of` | with b from `Compressor.bytes_of` |
     | dense | the same, if compressed values cannot be summed (`goes_to_all`) | b·(W-1) | b·(W-1) |
     | dense | parameter server | b·(W-1), values | b, gradients |
+    | dense | the same, gathered with its layer | 2·b·(W-1), values | b, gradients |
     | sparse, a row of r bytes and its index of i | all-reduce (gathered) | (r+i)·(W-1) | (r+i)·(W-1) |
     | the same | parameter server | r·(W-1), values | r+2·i: the gradient, and the index of the row to read |
     | the same | parameter server with proxies | b·(W-1) a step, values | r+i |
@@ -47,7 +48,7 @@ def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: s
     An owner without replicas sends to W workers instead of W-1. A proxy of a dense variable costs nothing more, since
     a step fetches its value once anyway. A gradient that a compressor would not shrink is sent uncompressed. Each shard
     of a partitioned variable counts separately. A sparse variable that the step also reads in full additionally costs
-    its whole size. Replicas of one worker share its messages.
+    its whole size. Replicas of one worker share its messages. A layer that is gathered only once counts twice.
 
     Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -214,3 +216,84 @@ def test_a_step_that_differentiates_twice_gathers_without_gates():
     captured = capture(step, *batches[0])
     alone = one_device(captured, step, batches)
     assert_same(train(captured, planned(captured, machines(3)), batches), alone, rtol=1e-9)
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+WORDS, LENGTH = 11, 6
+
+
+class Block(keras.layers.Layer):
+    """A block of a transformer."""
+
+    def __init__(self, name):
+        super().__init__(name=name, dtype="float64")
+        self.attention = keras.layers.MultiHeadAttention(2, 3, dtype="float64")
+        self.norm = keras.layers.LayerNormalization(dtype="float64")
+        self.up = keras.layers.Dense(10, activation="gelu", dtype="float64")
+        self.down = keras.layers.Dense(6, dtype="float64")
+
+    def call(self, x):
+        y = self.norm(x)
+        x = x + self.attention(y, y, use_causal_mask=True)
+        return x + self.down(self.up(x))
+
+
+def transformer():
+    """Blocks between an embedding and a head that is tied to it."""
+    ids = keras.Input((LENGTH,), dtype="int32")
+    table = keras.layers.Embedding(WORDS, 6, name="words", dtype="float64")
+    x = table(ids)
+    for k in range(2):
+        x = Block(f"block_{k}")(x)
+    return keras.Model(ids, keras.ops.matmul(x, keras.ops.transpose(table.embeddings)))
+
+
+def recurrent():
+    layers = [keras.layers.Embedding(WORDS, 5), keras.layers.LSTM(7, return_sequences=True), keras.layers.Dense(WORDS)]
+    return keras.Sequential([keras.Input((LENGTH,), dtype="int32"), *layers])
+
+
+def normalised():
+    """Layers with batch normalisation over all replicas, of which the moving averages stay on every worker."""
+    layers = [keras.layers.Embedding(WORDS, 5)]
+    for width in (8, 7):
+        layers += [keras.layers.Dense(width), keras.layers.BatchNormalization(synchronized=True)]
+    return keras.Sequential([keras.Input((LENGTH,), dtype="int32"), *layers, keras.layers.Dense(WORDS)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("build", "workers"), [(transformer, 2), (recurrent, 3), (normalised, 3)])
+def test_a_keras_model_trains_for_ten_steps_as_on_one_device(build, workers):
+    captured, batches, alone = trained_alone(build)
+    assert_same(train(captured, planned(captured, machines(workers)), batches), alone, rtol=1e-9)
+
+
+def trained_alone(build):
+    keras.utils.set_random_seed(4)
+    with keras_dtype("float64"):
+        model, optimizer = build(), keras.optimizers.Adam(0.01, clipnorm=0.5)
+        optimizer.build(model.trainable_variables)
+
+    def step(ids, targets):
+        with tf.GradientTape() as tape:
+            logits = model(ids, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    rng = np.random.default_rng(5)
+    sizes = (7, 4, 3, 8, 5, 3, 6, 4, 7, 3)
+    batches = [tuple(rng.integers(0, WORDS, (n, LENGTH)).astype(np.int32) for _ in range(2)) for n in sizes]
+    captured = capture(step, *batches[0])
+    return captured, batches, one_device(captured, step, batches)
+
+
+@contextlib.contextmanager
+def keras_dtype(dtype):
+    before = keras.config.floatx()
+    keras.config.set_floatx(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
