@@ -21,13 +21,16 @@ from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_r
 from autodist.capture.inline import load_generated_code_from_memory
 from autodist.capture.keras.callbacks import on_every_worker
 from autodist.capture.keras.distribution.checks import (
+    as_distribution,
     check_current_distribution,
     check_distribution,
     checking_distributions,
     is_distribution,
+    setting_distribution,
+    sharding_distribution,
 )
 from autodist.capture.keras.distribution.meshes import check_early_meshes
-from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
+from autodist.capture.keras.distribution.run_settings import set_run
 from autodist.capture.keras.early_initializers import seed_early_initializers
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.sharding_marks import Layout, alike, constrain
@@ -52,8 +55,8 @@ from autodist.reading.data_sets import elementwise
 from autodist.reading.file_sharding import NO_FILES_SHARDED
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
-from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.dry_run import active_dry_run
+from autodist.runs.keras_mesh import errors_with_mesh, mesh_builder, settings_of
 from autodist.runs.resolve_config import resolve
 from autodist.runs.restarts import earlier_starts, restart
 from autodist.runs.run import Run
@@ -92,7 +95,9 @@ class AutoDist:
     Args:
         resource_spec_file: the YAML file with the machines and the strategy; None: this machine, one worker.
         strategy: overrides the strategy of the YAML: a strategy builder, the name of one ("AllReduce"), or a mapping as
-            under the YAML key `strategy`. `keras.distribution.DataParallel()` leaves the choice to the YAML.
+            under the YAML key `strategy`. A `keras.distribution.ModelParallel`, or a `LayoutMap`, stands for `Mesh`
+            with these layouts, and is set in the scope. `keras.distribution.DataParallel()` leaves the choice to the
+            YAML.
         resource_spec: the machines, instead of a file.
         strategy_builder: the older name of `strategy`.
 
@@ -112,12 +117,18 @@ class AutoDist:
         if strategy is not None and strategy_builder is not None:
             raise ValueError("pass either strategy or its older name strategy_builder, not both.")
         chosen = strategy if strategy_builder is None else strategy_builder
+        if is_distribution(chosen):
+            chosen = as_distribution(chosen)
+        self._distribution = chosen if is_distribution(chosen) else None
         builder = None if is_distribution(chosen) else chosen
+        sharding = sharding_distribution(chosen)
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now: TensorFlow logs the devices on the first call
-        self._run = Run.begin(
-            lambda: resolve(resource_spec_file, resource_spec, builder, is_first=not _made), find_resumed
-        )
+        mesh = None if sharding is None else mesh_builder(sharding)
+        with errors_with_mesh(sharding):
+            self._run = Run.begin(
+                lambda: resolve(resource_spec_file, resource_spec, builder, mesh, is_first=not _made), find_resumed
+            )
         if self._run.index == 0 and self._run.workers > 1:
             require_script()
         log_to_the_terminal(self._run.index == 0)
@@ -202,7 +213,7 @@ class AutoDist:
         Raises:
             CaptureError: the scope is inside a strategy of `tf.distribute`, or contains one; or `batch_axis` is not a
                 mapping.
-            StrategyError: a Keras distribution other than `DataParallel` is set before the scope or in it.
+            StrategyError: a Keras distribution is set, before the scope or in it, that does not fit the run.
         """
         self._run.check_others()
         if not tf.executing_eagerly():
@@ -215,6 +226,7 @@ class AutoDist:
                 self._alone.noting_variables(),
                 newer_control_flow(),
                 refusing_strategies(),
+                setting_distribution(self._distribution),
                 checking_distributions(),
                 self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),
                 recording_all_reduces(in_functions=False) as self._sums,
@@ -538,21 +550,11 @@ class AutoDist:
         Args:
             chosen: the argument `strategy`.
         """
-        spec, dry_run, recorder = self._planned_spec, active_dry_run(), self._run.recorder
-        overrides = CliOverrides.of_this_process() if dry_run is None else dry_run.overrides
-        if is_distribution(chosen):
-            strategy = None
-        elif chosen is not None:
-            strategy = "the argument `strategy` of AutoDist(…)"
-        else:
-            strategy = None if spec.strategy is None else str(spec.strategy.place("builder") or spec.strategy.builder)
-        machines = overrides.machines or spec.file or "AutoDist(…)"
-        self._settings = RunSettings(spec.places, machines, len(spec.workers), spec.batch, strategy)
-        if recorder is None or not recorder.is_reference:  # which has one device, whatever the script says
+        self._settings = settings_of(self._run, self._planned_spec, chosen)
+        if not self._settings.is_reference:  # which has one device, whatever the script says
             check_early_meshes(self._settings)
         set_run(self._settings)
-        if is_distribution(chosen):
-            check_distribution(chosen)
+        check_distribution(self._distribution or sharding_distribution(chosen))
 
     def _share_files(self) -> None:
         if self._run.workers > 1:

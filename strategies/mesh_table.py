@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autodist.logs.formatting import counted, readable_bytes, readable_shape
 from autodist.proto import strategy_pb2
-from autodist.sharding import Sharding
+from autodist.sharding import Constraint, Sharding
 from autodist.strategies.variables import GraphLike, synced_variables
 from autodist.synchronizers import mesh_of
 
@@ -56,15 +56,25 @@ def mesh_table(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> Table:
     return table
 
 
-def with_shardings(strategy: strategy_pb2.Strategy, shardings: Mapping[str, Sharding]) -> strategy_pb2.Strategy:
-    """Returns a strategy with the shardings that propagation has found, too."""
+def with_shardings(
+    strategy: strategy_pb2.Strategy, script: Mapping[str, Constraint], shardings: Mapping[str, Sharding]
+) -> strategy_pb2.Strategy:
+    """Returns a strategy with the other shardings of its step, too.
+
+    Args:
+        strategy: the strategy.
+        script: those that the script requests, by variable.
+        shardings: those that propagation has found, by variable.
+    """
     if not strategy.HasField("mesh"):
         return strategy
     made = strategy_pb2.Strategy()
     made.CopyFrom(strategy)
+    found = {name: (one.sharding, str(one.origin)) for name, one in script.items()}
+    found = {name: (sharding, "propagation") for name, sharding in shardings.items()} | found
     requested = {one.variable for one in strategy.mesh.variables}
     made.mesh.variables.extend(
-        strategy_pb2.VariableSharding(variable=name, sharding=str(sharding.closed()), origin="propagation")
-        for name, sharding in shardings.items() if name not in requested
+        strategy_pb2.VariableSharding(variable=name, sharding=str(sharding.closed()), origin=origin)
+        for name, (sharding, origin) in found.items() if name not in requested
     )  # fmt: skip
     return made

@@ -27,7 +27,7 @@ from autodist.capture.inline import inlining_functions, naming_captures
 from autodist.capture.jacobians import keeping_records
 from autodist.capture.keras.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.keras.distribution.checks import checking_distributions
-from autodist.capture.keras.distribution.variables import require_unsharded
+from autodist.capture.keras.distribution.requested import requested_shardings
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import require_applied, require_synchronizable
@@ -124,7 +124,6 @@ def _capture(
     editor = GraphEditor(definition)
     norms.share_moments(editor, graph)
     found, tables = bind_captures(editor, graph)
-    require_unsharded(one.source for one in found)
     variables = describe_variables(found)
     handles = {id(one.source.handle): one.handle for one in found}
 
@@ -152,7 +151,9 @@ def _capture(
     notes = CaptureNotes(graph, calls, handle_of, stand_for, handles_of_overwritten, sums=sums.sums)
     axes = dict(zip(inputs, batch_axes, strict=True))
     step = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
-    step = replace(step, jit_compile=jit_compile)
+    trained = {gradient.variable for gradient in step.gradients}
+    by_name = {variable.name: one.source for variable, one in zip(variables, found, strict=True)}
+    step = replace(step, jit_compile=jit_compile, annotations=requested_shardings(step.graph_def, by_name, trained))
     require_unchanged(step.graph_def, "the step")
     require_applied(step, calls)
     returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)

@@ -56,7 +56,8 @@ def log_strategy(
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
     names = [worker.name for worker in spec.workers]
-    strategy = with_shardings(strategy, {} if rewritten is None else rewritten.shardings)
+    requested = {} if step.annotations is None else step.annotations.variables
+    strategy = with_shardings(strategy, requested, {} if rewritten is None else rewritten.shardings)
     held, rows = _held_bytes(step, rewritten, len(names)), gradient_rows(step, shapes)
     console.print(strategy_table(strategy, step, names, width, held, rows, spec))
     if strategy.pipeline.stages:

@@ -16,7 +16,7 @@ from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.restarts import earlier_starts, require_can_restart
-from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_pipeline
+from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_mesh, find_pipeline
 from autodist.verify.recorder import recorder
 
 
@@ -24,6 +24,7 @@ def resolve(
     file: str | os.PathLike[str] | None,
     given: ResourceSpec | None,
     builder: BuildsStrategy | str | Mapping[str, Any] | None,
+    default: BuildsStrategy | None,
     is_first: bool,
 ) -> tuple[ResourceSpec, BuildsStrategy]:
     """Returns machines and strategy on the chief.
@@ -32,6 +33,7 @@ def resolve(
         file: the YAML that the script names.
         given: the machines that it passes instead of a file.
         builder: the strategy that it passes.
+        default: the strategy if neither the script nor its YAML names one; None: that of builders.
         is_first: True if the script has made no AutoDist before.
 
     Raises:
@@ -47,7 +49,8 @@ def resolve(
             "open its scope() again."
         )
     spec = overrides.spec(lambda: _read_spec(file, given), _count_gpus)
-    chosen = overrides.builder(lambda: chosen_builder(builder, spec.strategy))
+    given_builder = default if builder is None and spec.strategy is None else builder
+    chosen = overrides.builder(lambda: chosen_builder(given_builder, spec.strategy))
     if dry_run is not None:
         return dry_run.choose(spec, chosen), chosen
     recording = recorder()
@@ -56,8 +59,8 @@ def resolve(
         spec = spec.without(earlier_starts().left_out)
     else:
         spec = spec.without_checkpoints()  # a comparison of steps neither saves nor resumes
-        if recording.is_reference and find_pipeline(chosen) is not None:
-            chosen = AllReduce()  # a reference run has one device, and needs no stages
+        if recording.is_reference and (find_pipeline(chosen) or find_mesh(chosen)):
+            chosen = AllReduce()  # a reference run has one device, and needs neither stages nor a mesh
     log_to_the_terminal(is_chief=True)
     reason = reason_not_sharded(is_compared=recording is not None, is_pipeline=find_pipeline(chosen) is not None)
     if spec.shard is not None and reason is not None:

@@ -1,4 +1,4 @@
-"""`keras.distribution` on two workers: `DataParallel` trains as one device, and `ModelParallel` ends both alike."""
+"""`keras.distribution` on two workers: `DataParallel` and `ModelParallel` train as one device does."""
 
 from __future__ import annotations
 
@@ -53,8 +53,73 @@ with ad.scope():
                 np.testing.assert_allclose(kept[f"w{k}"], value, rtol=1e-9)
 
 
-@pytest.mark.parametrize("shape, cause", [((1, 4), "ModelParallel is set"), ((2, 4), "has 8 places, and the run has")])
-def test_model_parallel_ends_both_workers_before_any_training_with_one_cause(
+def transformer() -> dict[str, np.ndarray]:
+    """Trains, evaluates and predicts with a language model of one block."""
+    keras.utils.set_random_seed(3)
+    keras.config.set_floatx("float64")
+    ids = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(12, 8, name="embed")(ids)
+    y = keras.layers.MultiHeadAttention(2, 4, name="att", flash_attention=False)(x, x, use_causal_mask=True)
+    x = keras.layers.LayerNormalization()(keras.layers.Add()([x, y]))
+    y = keras.layers.Dense(8, name="down")(keras.layers.Dense(16, "gelu", name="up")(x))
+    model = keras.Model(ids, keras.layers.Dense(12, name="head")(keras.layers.Add()([x, y])))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5), loss, metrics=["accuracy"])
+    x, labels = np.random.default_rng(1).integers(0, 12, (2, 13, 5)).astype("int32")
+    fitted = model.fit(
+        x,
+        labels,
+        batch_size=4,
+        epochs=2,
+        validation_data=(x, labels),
+        validation_batch_size=5,
+        shuffle=False,
+        verbose=0,
+    )
+    results = {key: np.asarray(values) for key, values in fitted.history.items()}
+    results |= {"evaluated": np.asarray(model.evaluate(x, labels, batch_size=4, verbose=0))}
+    results |= {"predicted": model.predict(x, batch_size=5, verbose=0)}
+    return results | {f"weight_{k}": value for k, value in enumerate(model.get_weights())}
+
+
+LAYOUTS = """
+import autodist, keras
+from keras.distribution import DeviceMesh, LayoutMap, ModelParallel
+layouts = LayoutMap(DeviceMesh({shape}, ["batch", "model"]))
+layouts["att/(query|key|value)/kernel"] = (None, "model", None)
+layouts["att/attention_output/kernel"] = ("model", None, None)
+layouts["up/kernel"] = (None, "model")
+layouts["down/kernel"] = ("model", "batch")
+layouts["head/kernel"] = (None, "model")
+layouts["up/output"] = ("batch", None, "model")
+keras.distribution.set_distribution(ModelParallel(layout_map=layouts, batch_dim_name="batch"))
+"""
+
+
+@pytest.mark.feature("fit", "step: `keras.distribution.ModelParallel`")
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2)])
+def test_model_parallel_trains_evaluates_and_predicts_as_one_device(tmp_path: Path, shape: tuple[int, int]) -> None:
+    workers = shape[0] * shape[1]
+    script = "import keras\n" + inspect.getsource(transformer) + "\nwith ad.scope():\n    keep(**transformer())\n"
+    spec = {"nodes": [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]}
+    floatx = keras.config.floatx()
+    expected = transformer()
+    keras.config.set_floatx(floatx)
+    with Training(tmp_path, script, spec, before=LAYOUTS.format(shape=shape)) as run:
+        assert run.wait(2 * START) == 0, run.stderr
+        run.assert_gone()
+        for worker in range(workers):
+            kept = run.kept(worker)
+            assert kept.keys() == expected.keys()
+            for key, value in expected.items():
+                np.testing.assert_allclose(kept[key], value, rtol=1e-9, atol=1e-12, err_msg=key)
+    assert f"mesh {{batch: {shape[0]}, model: {shape[1]}}}" in run.stderr
+    assert "AutoDist does not divide variables along 'batch'" in run.stderr
+    assert "'down/kernel'" in run.stderr and "matches no" not in run.stderr
+
+
+@pytest.mark.parametrize("shape, cause", [((1, 4), "after AutoDist"), ((2, 4), "has 8 places, and the run has")])
+def test_model_parallel_set_in_the_scope_ends_both_workers_before_any_training_with_one_cause(
     tmp_path: Path, shape: tuple[int, int], cause: str
 ) -> None:
     script = (

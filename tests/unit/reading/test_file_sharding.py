@@ -344,7 +344,7 @@ def test_files_fit_neither_a_comparison_nor_a_pipeline():
     assert "compared" in (reason_not_sharded(is_compared=True, is_pipeline=False) or "")
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "shard": "files"})
     with pytest.raises(ResourceSpecError, match=r"^shard: .*a pipeline"):
-        resolve(None, spec, "Pipeline", is_first=True)
+        resolve(None, spec, "Pipeline", None, is_first=True)
 
 
 def test_the_yaml_says_it_and_where(tmp_path: Path):

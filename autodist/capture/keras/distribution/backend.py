@@ -72,23 +72,34 @@ def initialize(job_addresses: str | None, num_processes: int | None, process_id:
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """Returns the tensor, which is the same with any layout if one device computes it.
+    """Returns the tensor: in a distributed step with the layout, which its gradient has too.
 
     Raises:
-        StrategyError: the tensor belongs to a step that is distributed.
+        StrategyError: the layout is not possible, or no `ModelParallel` is set.
     """
     # Imported here: the modules use Keras, which may not be complete yet when this one is imported.
-    from autodist.capture.keras.distribution.checks import is_in_distributed_graph
-    from autodist.capture.local_steps import line_of_script
+    import tensorflow as tf
 
-    if not is_in_distributed_graph():
+    from autodist.capture.keras.distribution.checks import is_in_distributed_graph, sharding_distribution
+    from autodist.capture.keras.distribution.layouts import constraint_of_output
+    from autodist.capture.keras.distribution.outputs import constrained
+    from autodist.capture.local_steps import line_of_script
+    from autodist.capture.training_hooks import is_distributing
+
+    run = current_run()
+    if not is_in_distributed_graph() or (run is not None and run.is_reference):
         return tensor
-    line, kind = line_of_script(), type(tensor).__name__
-    described = f"the tensor {tensor.name}" if hasattr(tensor, "name") else f"an output that is a {kind}"
+    line, distribution = line_of_script(), sharding_distribution(None)
+    if isinstance(tensor, tf.Tensor) and tensor.shape.rank is not None and is_distributing() and distribution:
+        return constrained(tensor, constraint_of_output(distribution, run, layout, line, tensor.shape.rank))
+    described = (
+        f"the tensor {tensor.name}" if hasattr(tensor, "name") else f"an output that is a {type(tensor).__name__}"
+    )
     raise StrategyError(
         f"keras.distribution.distribute_tensor{f' ({line})' if line else ''} requests the layout "
-        f"{getattr(layout, 'axes', layout)} for {described} of a distributed step, and AutoDist does not support "
-        "layouts of tensors yet. Remove the call, or the key of the LayoutMap that ends in /output."
+        f"{getattr(layout, 'axes', layout)} for {described} of a distributed step. AutoDist supports layouts of dense "
+        "tensors of known rank, in a step that is traced while a keras.distribution.ModelParallel is set, and not in "
+        "sessions of TensorFlow 1. Remove the call, or the key of the LayoutMap that ends in /output."
     )
 
 

@@ -36,6 +36,7 @@ class Layouts:
         variables: one for each variable; None: it has no layout, and is open.
         outputs: by key of the LayoutMap, those of the outputs of layers.
         missing: by key, the shardings for variables that do not exist.
+        undivided: the layouts that also name the batch axis, along which variables stay whole; by origin.
     """
 
     mesh: Mesh
@@ -43,6 +44,7 @@ class Layouts:
     variables: tuple[Constraint | None, ...]
     outputs: Mapping[str, Constraint]
     missing: Mapping[str, Constraint] = field(default_factory=dict)
+    undivided: Mapping[str, str] = field(default_factory=dict)
 
 
 def annotations_of(distribution: Any, run: RunSettings | None, sources: Mapping[str, Any]) -> Annotations:
@@ -87,7 +89,7 @@ def layouts_of(
     variables = [*variables]
     paths = [variable.path for variable in variables]
     layout_map = _map_of(distribution)
-    translation = _Translation(layout_map, run)
+    translation = _Translation(distribution, layout_map, run)
     found = tuple(translation.of_variable(variable) for variable in variables)
     others = [key for key in layout_map if not any(key == path or re.fullmatch(key, path) for path in paths)]
     outputs = {key: translation.of_key(key) for key in others if key.removesuffix("$").endswith(_OF_OUTPUT)}
@@ -96,11 +98,31 @@ def layouts_of(
         _require_no_slot(key, slots)
     return Layouts(
         translation.mesh,
-        translation.batch_axis(distribution),
+        translation.batch_axis,
         found,
         outputs,
         {key: translation.of_key(key) for key in idle},
+        translation.undivided,
     )
+
+
+def constraint_of_output(distribution: Any, run: RunSettings | None, layout: Any, line: str, rank: int) -> Constraint:
+    """Returns the sharding that a layout requests for an output of a layer.
+
+    Args:
+        distribution: the `ModelParallel` that is set.
+        run: the settings of the run.
+        layout: the `TensorLayout`.
+        line: the line of the script that requests it, if it is none of the LayoutMap.
+        rank: the rank of the output.
+
+    Raises:
+        StrategyError: the layout is not possible.
+    """
+    layout_map = _map_of(distribution)
+    key = next((key for key in layout_map if layout_map[key] is layout), None)
+    origin = _origin(key) if key is not None else f"distribute_tensor ({line})" if line else "distribute_tensor"
+    return _Translation(distribution, layout_map, run).of_output(layout, origin, rank)
 
 
 def describe_missing(layouts: Layouts, variables: Iterable[KerasVariable]) -> Iterator[str]:
@@ -110,6 +132,20 @@ def describe_missing(layouts: Layouts, variables: Iterable[KerasVariable]) -> It
         behind = next((path for path in paths if re.fullmatch(f".*/(?:{key})", path)), None)
         hint = f" The path {behind} begins with the name of the model: write '.*/{key}'." if behind else ""
         yield f"{capitalised(str(constraint.origin))} matches no variable.{hint}"
+
+
+def describe_undivided(layouts: Layouts) -> Iterator[str]:
+    """Yields a message if layouts of variables name the axis of the batch."""
+    names = [
+        f"{origin}, {axes}"
+        for origin, axes in layouts.undivided.items()
+        if not origin.rstrip("$'").endswith(_OF_OUTPUT)
+    ]
+    if names:
+        yield (
+            f"AutoDist does not divide variables along {layouts.batch_axis!r}, the axis of the batch: each replica "
+            f"holds them whole along it, with the same results ({some_of(names)})."
+        )
 
 
 def key_of(layout_map: Iterable[str], path: str) -> str | None:
@@ -133,17 +169,19 @@ def key_of(layout_map: Iterable[str], path: str) -> str | None:
 class _Translation:
     """Translates the layouts of a LayoutMap and of variables, all over one mesh."""
 
-    def __init__(self, layout_map: Any, run: RunSettings | None) -> None:
+    def __init__(self, distribution: Any, layout_map: Any, run: RunSettings | None) -> None:
         self._layout_map, self._run = layout_map, run
         self._device_mesh = layout_map.device_mesh
         if self._device_mesh is None:
             raise StrategyError("The LayoutMap has no mesh; make it with one, LayoutMap(device_mesh).")
         self.mesh = mesh_of(self._device_mesh, run)
+        self.batch_axis = self._batch_axis(distribution)
+        self.undivided: dict[str, str] = {}
         for key in layout_map:
             _require_pattern(key)
             self.of_key(key)
 
-    def batch_axis(self, distribution: Any) -> str:
+    def _batch_axis(self, distribution: Any) -> str:
         """Returns the axis of the examples."""
         name = getattr(distribution, "batch_dim_name", None) or self.mesh.names[0]
         if name not in self.mesh.names:
@@ -161,6 +199,23 @@ class _Translation:
         """Returns the sharding of a key, with the dimensions that its layout names."""
         return self._constraint(self._layout_map[key], _origin(key))
 
+    def of_output(self, layout: Any, origin: str, rank: int) -> Constraint:
+        """Returns the sharding of an output, whose first dimension has the examples."""
+        constraint = self._constraint(layout, origin)
+        axes = layout.axes
+        if len(axes) > rank:
+            raise StrategyError(
+                f"{capitalised(origin)} has the layout {axes} of {counted(len(axes), 'dimension')} for an output of "
+                f"{rank}. Shorten it, or change the key."
+            )
+        if self.batch_axis in axes[1:]:
+            raise StrategyError(
+                f"{capitalised(origin)} has the layout {axes}: it divides another dimension of an output than the "
+                f"first along {self.batch_axis!r}, the axis of the batch. Use another axis of the mesh."
+            )
+        dims = (*constraint.sharding.dims, *[WHOLE] * (rank - len(axes)))
+        return Constraint(Sharding(dims, mesh=_MESH), constraint.origin)
+
     def _constraint(self, layout: Any, origin: str, variable: KerasVariable | None = None) -> Constraint:
         if not isinstance(layout, keras.distribution.TensorLayout):
             kind = type(layout).__name__
@@ -175,7 +230,9 @@ class _Translation:
                 f"{variable.path} has {rank} (shape {readable_shape(variable.shape)}). Shorten the layout, or "
                 "change the key."
             )
-        dims = [WHOLE if axis is None else Dim((axis,)) for axis in axes]
+        if self.batch_axis in axes:
+            self.undivided[origin] = str(axes)
+        dims = [WHOLE if axis in (None, self.batch_axis) else Dim((axis,)) for axis in axes]
         return Constraint(Sharding((*dims, *[WHOLE] * (rank - len(dims))), mesh=_MESH), Origin(origin))
 
     def _require_axes(self, axes: Sequence[Any], origin: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autodist.sharding import Mesh
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -15,6 +17,10 @@ class RunSettings:
         workers: number of workers.
         batch: "global" or "per_worker"; None: the default of the front end.
         strategy: for messages, the place that chooses a strategy; None: nothing chooses one.
+        mesh: the mesh of the strategy; None: it has none.
+        batch_axis: the axis of the mesh along which a batch is divided.
+        is_chief: False on other workers, which do not have the strategy.
+        is_reference: True for the run on one device with which another run is compared. It ignores distributions.
     """
 
     devices: tuple[str, ...]
@@ -22,6 +28,10 @@ class RunSettings:
     workers: int = 1
     batch: str | None = None
     strategy: str | None = None
+    mesh: Mesh | None = None
+    batch_axis: str = ""
+    is_chief: bool = True
+    is_reference: bool = False
 
 
 _current: list[RunSettings] = []

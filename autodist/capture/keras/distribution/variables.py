@@ -58,8 +58,25 @@ def made_under(variable: Any) -> Any:
     return getattr(variable, _NOTE, (None, None, None))[2]
 
 
+def require_no_layout(variables: Iterable[Any]) -> None:
+    """Checks the variables of a step without a distribution.
+
+    Args:
+        variables: `tf.Variable`s.
+
+    Raises:
+        StrategyError: one is made with a layout of its own.
+    """
+    for path, layout, _ in (getattr(variable, _NOTE, (None, None, None)) for variable in variables):
+        if _divides(layout):
+            raise StrategyError(
+                f"The variable {path} is made with a layout, keras.Variable(…, layout=…), without a distribution whose "
+                "mesh it belongs to. Set a keras.distribution.ModelParallel before it is made, or remove the layout."
+            )
+
+
 def require_unsharded(variables: Iterable[Any]) -> None:
-    """Checks the variables of a captured step.
+    """Checks the variables of a session's graph.
 
     Args:
         variables: `tf.Variable`s.
@@ -67,18 +84,15 @@ def require_unsharded(variables: Iterable[Any]) -> None:
     Raises:
         StrategyError: one was made under a distribution that shards it, or with a layout of its own.
     """
-    for path, layout, sharded_by in (getattr(variable, _NOTE, (None, None, None)) for variable in variables):
+    variables = [*variables]
+    for path, _, sharded_by in (getattr(variable, _NOTE, (None, None, None)) for variable in variables):
         if sharded_by is not None:
             raise StrategyError(
                 f"The variable {path} was made while keras.distribution's {type(sharded_by).__name__} was set, and "
-                f"AutoDist does not support it yet: every replica would hold and compute the whole model. {REMOVE}, "
-                "before the model is built."
+                f"AutoDist does not support it in sessions of TensorFlow 1. {REMOVE}, before the model is built, or "
+                "write the layouts in the YAML under `builder: Mesh`."
             )
-        if _divides(layout):
-            raise StrategyError(
-                f"The variable {path} is made with a layout, keras.Variable(…, layout=…), and AutoDist does not "
-                "support layouts yet: every replica would hold all of it. Remove the layout."
-            )
+    require_no_layout(variables)
 
 
 def _divides(layout: Any) -> bool:

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras.distribution import DeviceMesh, LayoutMap, ModelParallel, TensorLayout
 
-from autodist.capture.keras.distribution.layouts import annotations_of, describe_missing, key_of, layouts_of
+from autodist.capture.keras.distribution.layouts import (
+    annotations_of,
+    describe_missing,
+    describe_undivided,
+    key_of,
+    layouts_of,
+)
 from autodist.capture.keras.distribution.run_settings import RunSettings
 from autodist.capture.keras.distribution.variables import KerasVariable
 from autodist.errors import StrategyError
@@ -55,7 +61,7 @@ def test_axes_divide_dimensions_and_all_others_stay_whole_as_written() -> None:
     ]
     assert of(layouts, *variables) == {
         "dense/kernel": "[–, model] by the layout-map key 'dense/kernel'",
-        "tied/embeddings": "[model, batch] by the layout-map key '.*/embeddings'",
+        "tied/embeddings": "[model, –] by the layout-map key '.*/embeddings'",
         "norm/scale": "[–] by the layout-map key 'norm/scale'",
         "conv/kernel": "[model, –, –] by the layout-map key 'conv/.*'",
         "dense/bias": "open",
@@ -86,7 +92,8 @@ def test_a_path_as_key_need_not_match_itself() -> None:
 def test_keys_of_outputs_are_apart_and_are_not_reported() -> None:
     layouts = layout_map(**{".*/output": ("batch", None, "model"), "dense/kernel": (None, "model")})
     found = layouts_of(layouts, FOUR, [variable("dense/kernel", 6, 4)])
-    assert {key: str(one.sharding) for key, one in found.outputs.items()} == {".*/output": "[batch, –, model]"}
+    assert {key: str(one.sharding) for key, one in found.outputs.items()} == {".*/output": "[–, –, model]"}
+    assert [*describe_undivided(found)] == []
     assert found.missing == {}
 
 
@@ -212,7 +219,7 @@ def test_a_mesh_of_its_own_that_is_alike_is_the_same_mesh() -> None:
     assert of(layouts, variable("kernel", 6, 4)) == {"kernel": "[–, model] by the layout-map key 'kernel'"}
 
 
-def test_the_layout_maps_of_keras_hub_cut_kernels_over_both_axes() -> None:
+def test_the_layout_maps_of_keras_hub_cut_kernels_over_the_model_axis_alone() -> None:
     layouts = layout_map(**{
         "token_embedding/embeddings": ("model", "batch"),
         "transformer_layer.*self_attention.*(query|key|value).kernel": ("model", "batch", None),
@@ -220,5 +227,8 @@ def test_the_layout_maps_of_keras_hub_cut_kernels_over_both_axes() -> None:
     })  # fmt: skip
     attention, gate = "transformer_layer_0/self_attention/query/kernel", "transformer_layer_0/feedforward_gate_dense"
     found = layouts_of(layouts, FOUR, [variable(attention, 8, 2, 4), variable(f"{gate}/kernel", 8, 16)])
-    assert [str(one and one.sharding) for one in found.variables] == ["[model, batch, –]", "[batch, model]"]
+    assert [str(one and one.sharding) for one in found.variables] == ["[model, –, –]", "[–, model]"]
     assert [*found.missing] == ["token_embedding/embeddings"]
+    assert len(found.undivided) == 3
+    (message,) = describe_undivided(found)
+    assert "the layout-map key 'token_embedding/embeddings', ('model', 'batch')" in message

@@ -1,13 +1,22 @@
-"""Variables that are made under a distribution, or with a layout, are refused by the steps that train them."""
+"""Notes on variables that are made under a distribution or with a layout, and the refusals that they lead to."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
 from keras.distribution import DataParallel, DeviceMesh, LayoutMap, ModelParallel, TensorLayout
 
-from autodist.capture.keras.distribution.variables import KerasVariable, keras_variable, made_under, require_unsharded
+from autodist.capture.keras.distribution.variables import (
+    KerasVariable,
+    keras_variable,
+    made_under,
+    require_no_layout,
+    require_unsharded,
+)
 from autodist.errors import StrategyError
 
 
@@ -15,7 +24,8 @@ def mesh() -> DeviceMesh:
     return DeviceMesh((1, 2), ["batch", "model"])
 
 
-def test_a_variable_made_under_model_parallel_is_refused_after_its_scope() -> None:
+@pytest.mark.feature("session", "step: `keras.distribution.ModelParallel`", refused="StrategyError")
+def test_a_variable_made_under_model_parallel_is_refused_in_a_session() -> None:
     distribution = ModelParallel(layout_map=LayoutMap(mesh()))
     with distribution.scope():
         layer = keras.layers.Dense(4, name="dense")
@@ -32,10 +42,11 @@ def test_variables_of_other_models_and_of_data_parallel_pass() -> None:
     require_unsharded(variable.value for variable in variables)
 
 
-def test_a_layout_of_a_variable_is_refused_under_any_distribution() -> None:
+@pytest.mark.parametrize("require", [require_unsharded, require_no_layout])
+def test_a_layout_of_a_variable_is_refused_without_a_distribution(require: Callable[[list[Any]], None]) -> None:
     variable = keras.Variable([1.0, 2.0], layout=TensorLayout(("model",), mesh()), name="own")
     with pytest.raises(StrategyError, match=r"The variable own is made with a layout, keras.Variable\(…, layout=…\)"):
-        require_unsharded([variable.value])
+        require([variable.value])
 
 
 def test_a_variable_is_described_by_its_path_in_keras() -> None:
