@@ -233,6 +233,13 @@ class _Translation:
         if self.batch_axis in axes:
             self.undivided[origin] = str(axes)
         dims = [WHOLE if axis in (None, self.batch_axis) else Dim((axis,)) for axis in axes]
+        for length, dim in zip(variable.shape if variable else (), dims, strict=False):
+            if length % self.mesh.count(dim.axes):
+                raise StrategyError(
+                    f"{capitalised(origin)}, {axes}, divides a dimension of {length} elements of the variable "
+                    f"{variable and variable.path} into {self.mesh.count(dim.axes)} parts, which are not equal. Change "
+                    "the layout, the layer or the size of the axis."
+                )
         return Constraint(Sharding((*dims, *[WHOLE] * (rank - len(dims))), mesh=_MESH), Origin(origin))
 
     def _require_axes(self, axes: Sequence[Any], origin: str) -> None:

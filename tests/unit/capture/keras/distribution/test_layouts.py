@@ -56,7 +56,7 @@ def test_axes_divide_dimensions_and_all_others_stay_whole_as_written() -> None:
         variable("dense/kernel", 6, 4),
         variable("tied/embeddings", 50, 8),
         variable("norm/scale", 8),
-        variable("conv/kernel", 3, 3, 4),
+        variable("conv/kernel", 4, 3, 4),
         variable("dense/bias", 4),
     ]
     assert of(layouts, *variables) == {
@@ -232,3 +232,11 @@ def test_the_layout_maps_of_keras_hub_cut_kernels_over_the_model_axis_alone() ->
     assert len(found.undivided) == 3
     (message,) = describe_undivided(found)
     assert "the layout-map key 'token_embedding/embeddings', ('model', 'batch')" in message
+
+
+def test_parts_of_different_lengths_are_refused_with_the_variable_and_the_key() -> None:
+    layouts = layout_map(**{"dense/kernel": (None, "model")})
+    with pytest.raises(
+        StrategyError, match="key 'dense/kernel'.* dimension of 7 elements of the variable dense/kernel"
+    ):
+        layouts_of(layouts, FOUR, [variable("dense/kernel", 6, 7)])
