@@ -167,8 +167,12 @@ class _Search:
 
     def run(self) -> Recomputation:
         readers = {name: self._readers_of(name) for name in self._inner}
-        read = [name for name, found in readers.items() if found]
-        nodes = reach(read, lambda name: [s for s in self.graph_index.data[name] if s in self._inner])
+        read = [name for name, found in readers.items() if found and not self._is_length(name)]
+        nodes = reach(read, self._values_before)
+        for name in self.members:  # lengths of recomputed values, which need no recomputation of their own
+            before = self._values_before(name)
+            if name in self._inner and self._is_length(name) and before and nodes.issuperset(before):
+                nodes.add(name)
         of_copies = dict.fromkeys(reader for name in self.members if name in nodes for reader in readers[name])
         sources = {s for name in (*nodes, *of_copies) for s in self.graph_index.data[name]} - nodes
         return Recomputation(
@@ -177,6 +181,13 @@ class _Search:
             tuple(of_copies),
             tuple(name for name in self.members if name in sources and self._must_not_repeat(name)),
         )
+
+    def _is_length(self, name: str) -> bool:
+        return self.graph_index.nodes[name].op in _OF_LENGTHS_ALONE
+
+    def _values_before(self, name: str) -> list[str]:
+        """Returns the inner nodes that a node reads, without those whose results are lengths."""
+        return [s for s in self.graph_index.data[name] if s in self._inner and not self._is_length(s)]
 
     def _is_inner(self, name: str) -> bool:
         """Returns True if a node may run twice, and only the block and the backward pass read it."""

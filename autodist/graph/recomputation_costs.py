@@ -11,7 +11,7 @@ from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.partial_count import PartialCount
-from autodist.graph.recomputation import Block, Recomputation, backward_passes, find_recomputations
+from autodist.graph.recomputation import Block, Recomputation, backward_passes, find_recomputations, is_repeatable
 from autodist.graph.step import CapturedStep
 
 _SAME_BUFFER = having(Trait.IDENTITY | Trait.RESHAPES)
@@ -70,14 +70,14 @@ def _cost(
 
 
 def _freed(step: CapturedStep, found: Iterable[Recomputation], nodes: Mapping[str, None]) -> dict[str, None]:
-    """Returns the tensors that the backward pass reads from copies, each buffer once."""
+    """Returns the tensors that the backward pass reads from copies, each buffer once, without lengths."""
     graph_index = step.graph_index
     read = (
         tensor(i)
         for one in found
         for reader in one.readers
         for i in graph_index.nodes[reader].input
-        if not is_control(i) and node_of(i) in nodes
+        if not is_control(i) and node_of(i) in nodes and is_repeatable(graph_index, node_of(i))
     )
     buffers: dict[str, None] = {}
     for name in read:
