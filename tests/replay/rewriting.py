@@ -20,7 +20,15 @@ from autodist.placement.group import Group, worker_count
 from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies import call_builder, check_strategy, chosen_builder, graph_config, resolve_specs
+from autodist.strategies import (
+    arranged,
+    call_builder,
+    check_strategy,
+    chosen_builder,
+    find_mesh,
+    graph_config,
+    resolve_specs,
+)
 from tests.replay.cases import CLUSTERS, LOOKED_AT, STRATEGIES, Case
 from tests.replay.stored import PIPELINES, StoredStep
 from tests.transfers.graphs import Transfers
@@ -101,7 +109,10 @@ def build(step: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strateg
     """Builds the strategy as a run does: a step without gradients needs no plan."""
     if not step.gradients:
         return resolve_specs(strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec)), step, spec)
-    built = call_builder(chosen_builder(STRATEGIES[strategy], None), step, spec)
+    builder = chosen_builder(STRATEGIES[strategy], None)
+    if find_mesh(builder) is not None:
+        spec = arranged(builder, spec)
+    built = call_builder(builder, step, spec)
     check_strategy(built, step, spec)
     return resolve_specs(built, step, spec)
 
