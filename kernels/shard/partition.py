@@ -166,22 +166,11 @@ class _Partition:
             return
         axes = self._choose(rule)
         others = self._in_other_axes(rule, axes)
-        inputs = [i for i in node.input if not is_control(i)]
         passed = self._passed_on(rule, axes)
-        for position, side in enumerate(rule.operands):
-            if side is None or self._is_variable(side):
-                inputs[position] = self._now.get(tensor(inputs[position]), inputs[position])
-            elif passed is None or position not in passed[0]:
-                inputs[position] = self._in_state(inputs[position], _of_side(side, axes))
-            else:
-                inputs[position] = self._now.get(tensor(inputs[position]), inputs[position])
-        for position in rule.rule.lengths if rule.rule else ():
-            result = rule.results[0]
-            if result is not None:
-                inputs[position] = self._divided(inputs[position], _of_side(result, axes))
-        if axes.get(ROW):
-            inputs = self._of_own_rows(rule, axes[ROW], inputs)
+        inputs = self._inputs(rule, axes, passed[0] if passed else ())
         self.editor.set_inputs(name, [*map(as_input, inputs), *filter(is_control, node.input)])
+        if node.op == "EnsureShape" and (result := rule.results[0]) is not None:
+            self._divide_attribute(name, _of_side(result, axes))
         for variable in others:
             self._copies.use(name, variable)
         reduced, how = self._reduced(rule, axes)
@@ -191,6 +180,20 @@ class _Partition:
                 self._made(f"{name}:{k}", replace(state, partial=passed[1].partial) if passed else state)
                 if axes.get(ROW):
                     self._mask_rows(name, state)
+
+    def _inputs(self, rule: NodeRule, axes: Mapping[Factor, Axes], passed: Sequence[int]) -> list[str]:
+        """Returns the data inputs of a node, divided by `axes`; partial values of the operands `passed` stay so."""
+        inputs = [i for i in rule.node.input if not is_control(i)]
+        for position, side in enumerate(rule.operands):
+            if side is None or self._is_variable(side) or position in passed:
+                inputs[position] = self._now.get(tensor(inputs[position]), inputs[position])
+            else:
+                inputs[position] = self._in_state(inputs[position], _of_side(side, axes))
+        for position in rule.rule.lengths if rule.rule else ():
+            result = rule.results[0]
+            if result is not None:
+                inputs[position] = self._divided(inputs[position], _of_side(result, axes))
+        return self._of_own_rows(rule, axes[ROW], inputs) if axes.get(ROW) else inputs
 
     # -- rows of a divided table -----------------------------------------------------------------------------------
 
@@ -251,7 +254,7 @@ class _Partition:
         )
         for factor in order:
             members = factors[factor]
-            if factor not in results and rule.results and rule.rule is not None and rule.rule.reduced not in _HOW:
+            if factor not in results and rule.results and not self._is_completed(rule):
                 chosen[factor] = ()
                 continue
             variables = [m for m in members if self._is_variable(m.side)]
@@ -264,6 +267,13 @@ class _Partition:
             chosen[factor] = axes
             used.update(axes)
         return chosen
+
+    def _is_completed(self, rule: NodeRule) -> bool:
+        """Returns True if a transfer completes the reduction of a node's parts; a mean of integers is rounded."""
+        if rule.rule is None:
+            return True
+        is_rounded = self.step.spec_of(f"{rule.node.name}:0").dtype.is_integer
+        return rule.rule.reduced in _HOW and not (is_rounded and rule.rule.reduced is ReducedBy.MEAN)
 
     def _axes(self, side: Side) -> tuple[Axes, ...]:
         return self.shardings.of(side.key, len(side.lengths)).axes
@@ -309,7 +319,8 @@ class _Partition:
         linear = linear_operands(rule.node.op, len(inputs))
         if not partial or linear is None or len(rule.results) != 1 or self._reduced(rule, axes)[0]:
             return None
-        if self.step.spec_of(f"{name}:0").dtype == tf.variant:  # a list of tensors cannot be reduced
+        # A list of tensors, or a tensor of unknown rank, cannot be reduced later.
+        if self.step.spec_of(f"{name}:0").dtype == tf.variant or rule.results[0] is None:
             return None
         positions, apart = linear
         states = list(partial.values())
@@ -427,6 +438,13 @@ class _Partition:
             own = f.name(whole // tf.constant([self.mesh.count(a) for a in axes], whole.dtype))
         self.source_of[own] = tensor(lengths)
         return own
+
+    def _divide_attribute(self, name: str, axes: Sequence[Axes]) -> None:
+        """Makes an EnsureShape check the shape of a place's part."""
+        lengths = tf.TensorShape(self.step.graph_index.nodes[name].attr["shape"].shape)
+        if lengths.rank is not None:
+            own = [n if n is None else n // self.mesh.count(a) for n, a in zip(lengths.as_list(), axes, strict=True)]
+            self.editor[name].attr["shape"].shape.CopyFrom(tf.TensorShape(own).as_proto())
 
     # -- fields of the step ----------------------------------------------------------------------------------------
 

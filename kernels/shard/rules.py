@@ -183,7 +183,8 @@ def _of_variable(op: _View) -> FactorRule:
         return FactorRule((variable, variable), ())
     if op.node.op == "ResourceGather" and not op.number("batch_dims"):
         indices = tuple(f"index{k}" for k in range(op.rank(1) or 0))
-        return FactorRule(((ROW, *variable[1:]), indices), ((*indices, *variable[1:]),))
+        row = ROW if _can_add(op, "dtype") else None
+        return FactorRule(((row, *variable[1:]), indices), ((*indices, *variable[1:]),))
     return FactorRule((None,) * len(op.inputs), ((),))
 
 
@@ -201,7 +202,14 @@ def _gather(op: _View) -> FactorRule | None:
     rule = factor_rule(op)
     if rule is None or rule.operands[0] is None or op.number("batch_dims") or op.scalar(2) != 0:
         return rule
+    if not _can_add(op, "Tparams"):
+        return rule
     return replace(rule, operands=((ROW, *rule.operands[0][1:]), *rule.operands[1:]))
+
+
+def _can_add(op: _View, attribute: str) -> bool:
+    """Returns True if tensors of the type that an attribute names can be added."""
+    return tf.as_dtype(op.node.attr[attribute].type) not in (tf.bool, tf.string, tf.variant, tf.resource)
 
 
 def _reshape(op: _View) -> FactorRule | None:

@@ -66,7 +66,7 @@ class WholeCopies:
         copy = self._copy_of(variable)
         read = read_before(self.editor, name, variable, f"{copy.handle}/for/{name}")
         taken = [tensor(i) for i in node.input if not is_control(i) and self._effects.handle_of(i) == variable.handle]
-        take_copy(self.editor, name, taken, copy.handle, node_of(self.gather(tensor(read), variable)))
+        take_copy(self.editor, [name], taken, copy.handle, node_of(self.gather(tensor(read), variable)))
         if variable.handle in self._effects.of(node).writes:
             self._written.setdefault(name, []).append(self._write_back(name, variable, copy))
 

@@ -190,11 +190,17 @@ def reductions() -> DrawnModel:
             tf.reduce_logsumexp(y, 1), tf.math.reduce_std(y, 1), tf.norm(y, axis=1),
             tf.cast(tf.argmax(y, 1), y.dtype) * tf.reduce_sum(y, 1), tf.cumsum(y, 1)[:, -1],
             tf.math.top_k(y, 2).values[:, 0], tf.sort(y, 1)[:, 3],
-            tf.where(tf.reduce_any(y > 0.5, 1), y[:, 0], y[:, 5]), tf.reduce_max(y @ v, 1), tf.reduce_min(y @ v, 1),
+            tf.where(tf.reduce_any(y > 0.5, 1), y[:, 0], y[:, 5]), y[:, 1] * _rounded_mean(y),
+            tf.where(tf.gather(tf.transpose(y) > 0.0, [1, 6]), 1.5, 0.5)[0] * y[:, 2],
+            tf.reduce_max(y @ v, 1), tf.reduce_min(y @ v, 1),
         ]  # fmt: skip
         return tf.reduce_mean(tf.add_n(found))
 
     return _made(_trained(loss, [w, v]), _inputs(4))
+
+
+def _rounded_mean(y: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.reduce_mean(tf.cast(y * 10.0, tf.int32), 1), y.dtype)
 
 
 def loss_scaling() -> DrawnModel:
@@ -279,7 +285,7 @@ def shapes() -> DrawnModel:
     w, v, g = variable("w", 4, 8), variable("v", 2, 4, 4), variable("g", 1, 8)
 
     def loss(x: tf.Tensor) -> tf.Tensor:
-        y = (x @ w) * g
+        y = tf.ensure_shape((x @ w) * g, [None, 8])
         z = tf.reshape(y, [-1, 2, 4])
         z = tf.einsum("nhd,hde->nhe", z, v)
         z = tf.transpose(z, [1, 0, 2])

@@ -72,8 +72,9 @@ def test_a_step_equals_one_device_or_is_refused(data):
         ("lstm", {"data": 2, "model": 2}, {"head/kernel": "[model, –]"}),
         ("loss scaling", {"model": 4}, {"w": "[model, –]"}),
         ("reductions", {"model": 2}, {"w": "[–, model]"}),
+        ("shapes", {"model": 2}, {"w": "[–, model]"}),
     ],
-    ids=["read in a loop", "a list of partial sums", "written in a branch", "any along a divided dimension"],
+    ids=["read in a loop", "a list of partial sums", "written in a branch", "any along a divided dimension", "shapes"],
 )
 def test_ops_on_divided_values(name, sizes, layouts):
     model = model_of(name)
