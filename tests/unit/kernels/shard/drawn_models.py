@@ -191,7 +191,7 @@ def reductions() -> DrawnModel:
             tf.cast(tf.argmax(y, 1), y.dtype) * tf.reduce_sum(y, 1), tf.cumsum(y, 1)[:, -1],
             tf.math.top_k(y, 2).values[:, 0], tf.sort(y, 1)[:, 3],
             tf.where(tf.reduce_any(y > 0.5, 1), y[:, 0], y[:, 5]), y[:, 1] * _rounded_mean(y),
-            tf.where(tf.gather(tf.transpose(y) > 0.0, [1, 6]), 1.5, 0.5)[0] * y[:, 2],
+            tf.cast(tf.gather(tf.transpose(y) > 0.0, [1, 6]), y.dtype)[0] * y[:, 2],
             tf.reduce_max(y @ v, 1), tf.reduce_min(y @ v, 1),
         ]  # fmt: skip
         return tf.reduce_mean(tf.add_n(found))
