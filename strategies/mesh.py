@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autodist.errors import StrategyError
@@ -125,10 +125,14 @@ class Mesh(StrategyBuilder):
             )
         return mesh
 
+    def unmatched(self, names: Iterable[str]) -> list[str]:
+        """Returns the patterns of layouts that match no variable of these names."""
+        variables = list(names)
+        return sorted(p for p in self.layouts if not any(re.fullmatch(p, name) for name in variables))
+
     def _shardings(
         self, shapes: Mapping[str, Sequence[int]], mesh: MeshOfPlaces
     ) -> Iterator[strategy_pb2.VariableSharding]:
-        used: set[str] = set()
         for name, shape in shapes.items():
             matching = [pattern for pattern in self.layouts if re.fullmatch(pattern, name)]
             if len(matching) > 1 and len({self.layouts[pattern] for pattern in matching}) > 1:
@@ -136,11 +140,10 @@ class Mesh(StrategyBuilder):
                     f"the patterns {listed(map(repr, matching))} match {name} and divide it differently: change them "
                     "so that one of them matches it."
                 )
-            used.update(matching)
             if matching:
                 sharding = self._sharding(matching[0], name, shape, mesh)
                 yield strategy_pb2.VariableSharding(variable=name, sharding=str(sharding), origin=repr(matching[0]))
-        for pattern in sorted(self.layouts.keys() - used):
+        for pattern in self.unmatched(shapes):
             log.warning(
                 "The pattern %r of a layout matches no variable of this step (it must match the whole name). Near "
                 "variables: %s.", pattern, listed(nearest(pattern, list(shapes))),

@@ -11,11 +11,12 @@ from rich.text import Text
 
 from autodist.graph.pipeline_schedule import SCHEDULES, bubble, make_schedule
 from autodist.logs.formatting import counted, listed, readable_bytes, readable_shape
+from autodist.logs.tables import NARROW
 from autodist.placement.group import Group, worker_count
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.cost import Traffic, sent_for, sent_in_stage_group
-from autodist.strategies.mesh_table import mesh_table
+from autodist.strategies.mesh_table import mesh_tables, requested_figures
 from autodist.strategies.nodes import distinct_shards
 from autodist.strategies.specs import effective_spec, resolve_node
 from autodist.strategies.sum_summary import sum_summary
@@ -25,9 +26,6 @@ from autodist.synchronizers import Sent, partitioning_of, stages_of, synchronize
 NUMBERS = {"bytes", "bytes a step and worker", "bytes a step\nand worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
 NARROW_COLUMNS = ("variable", "synchronizer", "bytes a step\nand worker")
-
-NARROW = 120
-"""Below this terminal width, the cells of a variable are stacked."""
 
 ALL_WORKERS = "all workers"
 
@@ -64,7 +62,8 @@ def strategy_table(
         resource_spec: the machines; if set, the table shows the time of sums according to the network model.
     """
     if strategy.HasField("mesh"):
-        return mesh_table(strategy, graph_item)
+        figures = requested_figures(strategy, graph_item)
+        return next(mesh_tables(figures, f"{strategy.builder}: {figures.title}", width))
     config = strategy.graph_config
     workers = worker_count(config)
     names = worker_names or [f"worker {index}" for index in range(workers)]

@@ -17,9 +17,16 @@ from autodist.cli.recomputed_blocks import (
 )
 from autodist.graph.partial_count import PartialCount
 from autodist.logs.formatting import listed, readable_bytes, readable_flops, readable_shape
-from autodist.logs.tables import text_table
+from autodist.logs.tables import NARROW, text_table
+from autodist.strategies.mesh_table import (
+    COLLECTIVE_HEADS,
+    PART_HEADS,
+    collective_rows,
+    mesh_tables,
+    part_rows,
+)
 from autodist.strategies.stage_table import CUT_HEADS, STAGE_HEADS, bytes_text, cut_rows, stage_rows, stage_tables
-from autodist.strategies.table import ALL_WORKERS, NARROW, owners_text
+from autodist.strategies.table import ALL_WORKERS, owners_text
 
 MOST_LINKS = 12
 """Number of links shown: those with the most bytes. The others are counted."""
@@ -37,7 +44,10 @@ def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
         width: columns of the terminal.
     """
     if len(plans) == 1:
-        yield _variables(plans[0], width)
+        if plans[0].mesh is None:
+            yield _variables(plans[0], width)
+        else:
+            yield from mesh_tables(plans[0].mesh, plans[0].title, width)
         yield _workers(plans[0])
         if plans[0].pipeline is not None:
             yield from stage_tables(plans[0].pipeline)
@@ -77,7 +87,9 @@ def _summary(variable: VariablePlan) -> str:
 
 
 def where(variable: VariablePlan) -> str:
-    """Names the workers that hold a variable, or its shards."""
+    """Names the workers that hold a variable, or its shards; on a mesh, describes the division."""
+    if variable.sharding:
+        return variable.sharding
     owners = Counter(listed((shard.owner or ALL_WORKERS, *shard.mates)) for shard in variable.shards)
     return owners_text(owners, variable.axis)
 
@@ -127,7 +139,13 @@ def _workers(plan: PlannedStrategy) -> Table:
 def worker_rows(plan: PlannedStrategy) -> list[list[str]]:
     """Returns the rows under `WORKER_HEADS`, without the rows of sparse variables whose number is not known."""
     return [
-        [w.name, str(w.replicas), *map(readable_bytes, (w.sent, w.received, w.held)), readable_flops(w.flops)]
+        [
+            w.name,
+            str(w.replicas),
+            *(bytes_text(PartialCount(count, w.is_least)) for count in (w.sent, w.received)),
+            readable_bytes(w.held),
+            readable_flops(w.flops),
+        ]
         for w in plan.workers
     ]
 
@@ -195,9 +213,9 @@ def page_of(plans: Plans) -> str:
     _add(head, "style", _STYLE)
     body = _add(html, "body")
     _add(body, "h1", f"Plan of {plans.script}")
-    _add(body, "p", "Sent and received bytes are those of gradients and variable values in one training step. A worker "
-         "holds variables with the optimizer's slots. FLOPs are TensorFlow's count for a worker's part of the first "
-         "batch.")  # fmt: skip
+    _add(body, "p", "Sent and received bytes are those of gradients and variable values in one training step, and on a "
+         "mesh also those of the tensors that places exchange. A worker holds variables with the optimizer's slots. "
+         "FLOPs are TensorFlow's count for a worker's part of the first batch.")  # fmt: skip
     if plans.note:
         _add(body, "p", plans.note)
     for plan in plans.plans:
@@ -234,6 +252,14 @@ def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
         _add(body, "p", f"{recomputed_caption(plan.recomputed, plan.workers[0].flops)}.")
         _add_table(body, RECOMPUTED_HEADS, recomputed_rows(plan.recomputed), first_number=1)
     _add(body, "h3", "Variables")
+    if plan.mesh is not None:
+        _add(body, "p", f"{plan.mesh.caption}.")
+        _add_table(body, PART_HEADS, part_rows(plan.mesh), first_number=len(PART_HEADS) - 2)
+        if plan.mesh.collectives:
+            _add(body, "h3", "Collectives")
+            _add(body, "p", f"{plan.mesh.batch}.")
+            _add_table(body, COLLECTIVE_HEADS, collective_rows(plan.mesh.collectives), first_number=2)
+        return
     slots = [listed(f"{slot.name} ({readable_bytes(slot.bytes)})" for slot in v.slots) for v in plan.variables]
     rows = [_row(v, text) for v, text in zip(plan.variables, slots, strict=True)]
     _add_table(body, _HEADS, rows, first_number=len(_HEADS))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import ceil, prod
 
 from autodist.batch.examples import share_of
+from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
 from autodist.cli.recomputed_blocks import recomputed_block_plans
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.ops import Trait, having
 from autodist.graph.partial_count import PartialCount
-from autodist.graph.renaming import Renaming
 from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_holders
@@ -23,13 +22,12 @@ from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.log_strategy import figures_of
+from autodist.runs.mesh_costs import MeshCosts, mesh_costs
 from autodist.runs.stage_costs import Rewriting, StageCosts, costs_of
-from autodist.runs.step_plans import StepPlans
 from autodist.strategies import (
-    BuildsStrategy,
     SyncedVariable,
-    arranged,
     errors_with_place,
+    find_mesh,
     link_bytes,
     sums_by_worker,
     synced_variables,
@@ -55,7 +53,7 @@ class PlannedStep:
         self, step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool
     ) -> None:
         self._step, self._spec, self._rehearses = step, spec, rehearses
-        self._global_shapes, self._shapes = shapes, _of_the_chief(step, shapes, spec)
+        self._global_shapes, self._shapes = shapes, _of_the_chief(step, shapes, spec.replica_workers)
         self._rows, self._flops = gradient_rows(step, self._shapes), count_flops(step, self._shapes)
         self._global_rows = gradient_rows(step, shapes)
         self._synced = {variable.name: variable for variable in synced_variables(step)}
@@ -80,6 +78,8 @@ class PlannedStep:
             with errors_with_place(steps.builder):
                 rewrite(step, context, "plan", also=seen)  # raises what the kernels refuse
         named = name or f"{strategy.builder} (the script's)"
+        if strategy.HasField("mesh"):
+            return self._on_mesh(named, shown_as, steps, self._mesh_costs(context, step, seen, steps, names))
         held = held_bytes(step, strategy, len(self._names))
         if strategy.pipeline.stages:
             return self._of_pipeline(
@@ -107,6 +107,52 @@ class PlannedStep:
             links=self._links(tallies),
             sums=sum_summary(strategy, self._step, self._spec),
             recomputed=recomputed_block_plans(self._step, strategy, self._shapes),
+        )
+
+    def _mesh_costs(
+        self, context: Context, step: CapturedStep, seen: Rewriting, steps: PlannedSteps, names: Mapping[str, str]
+    ) -> MeshCosts:
+        """Returns the costs on a mesh, and keeps the shardings for later steps.
+
+        Raises:
+            StrategyError, RewriteError: the step cannot be sharded.
+        """
+        workers = [replica.worker for replica in context.replicas]
+        with errors_with_place(steps.builder):
+            costs = mesh_costs(step, context, _of_the_chief(step, self._global_shapes, workers), seen)
+        steps.keep_shardings(costs.sharded.shardings, names)
+        return costs
+
+    def _on_mesh(self, name: str, shown_as: str, steps: PlannedSteps, costs: MeshCosts) -> PlannedStrategy:
+        """Returns the plan of a step on a mesh: each worker holds parts, and computes on parts."""
+        strategy, builder = costs.strategy, find_mesh(steps.builder)
+        unmatched = [] if builder is None else builder.unmatched(variable.name for variable in self._step.variables)
+        figures = costs.figures([repr(pattern) for pattern in unmatched])
+        parts = {part.name: part for part in figures.variables}
+        of_workers = [place.worker for place in strategy.mesh.places]
+        replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
+        variables = []
+        for node in strategy.nodes:
+            sent, _ = sums_by_worker(costs.sums[node.variable], len(self._names))
+            found = self._variable(self._synced[node.variable], node, costs.rows.get(node.variable), sent)
+            part = parts[node.variable]
+            shards = (ShardPlan(owner=None, shape=part.part_shape),)
+            synchronizer = found.synchronizer if any(sent) else "none"
+            update = {"sharding": part.text, "shards": shards, "synchronizer": synchronizer}
+            variables.append(found.model_copy(update=update))
+        return PlannedStrategy(
+            strategy=name,
+            builder=strategy.builder,
+            step=shown_as,
+            variables=tuple(variables),
+            workers=self._workers(
+                [costs.held] * len(self._names),
+                costs.links,
+                replicas,
+                [None if costs.examples is None else costs.flops.count * count for count in replicas],
+            ),
+            links=self._links(costs.links),
+            mesh=figures,
         )
 
     def _of_pipeline(
@@ -184,6 +230,7 @@ class PlannedStep:
                 replicas=replicas[index],
                 sent=sent[index],
                 received=received[index],
+                is_least=any(one.is_least for link, one in links.items() if index in link),
                 held=held[index],
                 flops=flops[index],
             )
@@ -215,11 +262,12 @@ def held_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: int
 
 
 def _of_the_chief(
-    step: CapturedStep, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec
+    step: CapturedStep, shapes: Mapping[str, Sequence[int]], replica_workers: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the inputs in the chief's part of the first batch; `shapes` are those on one device.
 
-    An input that the script feeds as one worker's own part keeps its shape.
+    An input that the script feeds as one worker's own part keeps its shape. `replica_workers` has the worker of each
+    replica.
     """
     if not step.is_global:
         return {name: tuple(shape) for name, shape in shapes.items()}
@@ -227,7 +275,7 @@ def _of_the_chief(
     for name, shape in shapes.items():
         axis, lengths = step.inputs.get(name), list(shape)
         if axis is not None and lengths:
-            share = share_of(lengths[axis], spec.replica_workers, 0)
+            share = share_of(lengths[axis], replica_workers, 0)
             lengths[axis] = share.size
         found[name] = tuple(lengths)
     return found
@@ -253,40 +301,3 @@ def count_flops(step: CapturedStep, shapes: Mapping[str, Sequence[int]]) -> int 
     if not all(tensor.shape.is_fully_defined() for tensor in inputs):
         return None
     return PartialCount.of(flops_of_nodes(graph).values()).count
-
-
-class PlannedSteps:
-    """Plans each step with the holders of variables that earlier steps have set, as a run does.
-
-    Args:
-        builder: builds the strategy.
-        spec: the machines.
-    """
-
-    def __init__(self, builder: BuildsStrategy, spec: ResourceSpec) -> None:
-        self.builder = builder
-        self._workers = len(spec.workers)
-        self._plans = StepPlans(arranged(builder, spec), builder, 0, None)
-        self._holders: dict[str, Holder] = {}
-
-    def next(self, step: CapturedStep, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, CapturedStep]:
-        """Returns the strategy for the next step, and the step with its variables placed by the earlier steps.
-
-        Args:
-            step: the step.
-            names: maps each variable to its name in the session.
-
-        Raises:
-            StrategyError: the strategy is not possible for this step.
-        """
-        placed = replace(
-            step, holders={name: self._holders[kept] for name, kept in names.items() if kept in self._holders}
-        )
-        strategy = self._plans.build(placed, names)
-        self._plans.decide(strategy, names, Renaming())
-        if self._workers > 1:
-            planned = {node.variable for node in strategy.nodes}
-            for name, holder in find_holders(placed, strategy).items():
-                if name in planned or not holder.is_everywhere:
-                    self._holders[names[name]] = holder
-        return strategy, placed

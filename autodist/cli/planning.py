@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.cli.command_errors import ScriptFailedError, UsageError
-from autodist.cli.planned_step import PlannedStep, PlannedSteps
+from autodist.cli.planned_step import PlannedStep
+from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import PlannedStrategy, Plans
 from autodist.cli.script import Target
 from autodist.graph.flops import with_inferred_shapes

@@ -9,6 +9,7 @@ import pydantic
 from autodist.cli.command_errors import UsageError
 from autodist.cli.recomputed_blocks import RecomputedBlockPlan
 from autodist.logs.formatting import counted
+from autodist.strategies.mesh_table import MeshFigures
 from autodist.strategies.stage_table import PipelineFigures
 
 
@@ -54,6 +55,7 @@ class VariablePlan(_Part):
         rows: number of rows of a sparse gradient for a worker's part of the first batch; None: not known.
         synchronizer: its description.
         axis: the axis along which it is partitioned; None: not partitioned.
+        sharding: its division over a mesh, and the origin of this; empty without a mesh. The mesh has the details.
         shards: its shards.
         slots: the optimizer's slots for it.
         sent: bytes that each worker sends for it in a step, by the worker's index.
@@ -67,6 +69,7 @@ class VariablePlan(_Part):
     rows: int | None = None
     synchronizer: str
     axis: int | None = None
+    sharding: str = ""
     shards: tuple[ShardPlan, ...]
     slots: tuple[SlotPlan, ...] = ()
     sent: tuple[int, ...]
@@ -85,6 +88,7 @@ class WorkerPlan(_Part):
         replicas: the number of its replicas, or of micro-batches in a pipeline.
         sent: the bytes that it sends in a step.
         received: the bytes that it receives in a step.
+        is_least: True if `sent` and `received` are lower bounds.
         held: the bytes of the variables that it holds, with their slots.
         flops: TensorFlow's count for a step on the worker's part of the first batch; None: not known.
     """
@@ -93,6 +97,7 @@ class WorkerPlan(_Part):
     replicas: int
     sent: int
     received: int
+    is_least: bool = False
     held: int
     flops: int | None = None
 
@@ -126,6 +131,7 @@ class PlannedStrategy(_Part):
         sums: the algorithm of the sums and their estimated time, in a sentence; empty: none, or not known.
         pipeline: its stages; None: not a pipeline.
         recomputed: the blocks that the backward pass recomputes.
+        mesh: the parts of variables and the collectives; None: no mesh.
     """
 
     strategy: str
@@ -137,10 +143,13 @@ class PlannedStrategy(_Part):
     sums: str = ""
     pipeline: PipelineFigures | None = None
     recomputed: tuple[RecomputedBlockPlan, ...] = ()
+    mesh: MeshFigures | None = None
 
     @property
     def title(self) -> str:
         """The step, the strategy, and the number of replicas and workers."""
+        if self.mesh is not None:
+            return f"{self._of_step}{self.strategy}: {self.mesh.title}"
         if self.pipeline is not None:
             return f"{self._of_step}{self.strategy}: {self.pipeline.title}"
         replicas = sum(worker.replicas for worker in self.workers)

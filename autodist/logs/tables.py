@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
+NARROW = 120
+"""Below this terminal width, the cells of a variable are stacked."""
+
 
 def text_table(
     title: str,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
 import rich.console
+from rich.table import Table
 
+from autodist.errors import AutoDistError
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.pipeline_schedule import SCHEDULES, Unit, bubble, make_schedule
@@ -16,9 +18,10 @@ from autodist.graph.step import CapturedStep, ReplicatedStep
 from autodist.kernels import Context
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
+from autodist.runs.mesh_costs import MeshCosts, mesh_costs
 from autodist.runs.stage_costs import Link, Rewriting, StageCosts, costs_of
 from autodist.strategies import strategy_table, synced_variables
-from autodist.strategies.mesh_table import with_shardings
+from autodist.strategies.mesh_table import mesh_tables, requested_figures
 from autodist.strategies.stage_table import CutFigures, PipelineFigures, StageFigures, stage_tables
 from autodist.synchronizers import stages_of
 
@@ -55,16 +58,58 @@ def log_strategy(
     # Written to a buffer: rich's capture also flushes standard output, which ends the process if nobody reads it.
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
+    if strategy.HasField("mesh"):
+        tables = _tables_on_mesh(strategy, step, width, shapes, seen)
+    else:
+        tables = _tables(strategy, step, rewritten, spec, width, shapes, seen)
+    for table in tables:
+        console.print(table)
+    log.info("the strategy:\n%s", text.getvalue())
+
+
+def _tables(
+    strategy: strategy_pb2.Strategy,
+    step: CapturedStep,
+    rewritten: ReplicatedStep | None,
+    spec: ResourceSpec,
+    width: int,
+    shapes: Mapping[str, Sequence[int]],
+    seen: Rewriting | None,
+) -> Iterator[Table]:
     names = [worker.name for worker in spec.workers]
-    requested = {} if step.annotations is None else step.annotations.variables
-    strategy = with_shardings(strategy, requested, {} if rewritten is None else rewritten.shardings)
     held, rows = _held_bytes(step, rewritten, len(names)), gradient_rows(step, shapes)
-    console.print(strategy_table(strategy, step, names, width, held, rows, spec))
+    yield strategy_table(strategy, step, names, width, held, rows, spec)
     if strategy.pipeline.stages:
         costs = costs_of(step, Context(strategy, 0), shapes, seen)
-        for table in stage_tables(figures_of(strategy, step, names, held, costs)):
-            console.print(table)
-    log.info("the strategy:\n%s", text.getvalue())
+        yield from stage_tables(figures_of(strategy, step, names, held, costs))
+
+
+def _tables_on_mesh(
+    strategy: strategy_pb2.Strategy,
+    step: CapturedStep,
+    width: int,
+    shapes: Mapping[str, Sequence[int]],
+    seen: Rewriting | None,
+) -> Iterator[Table]:
+    costs = _costs_on_mesh(strategy, step, shapes, seen)
+    script = {} if step.annotations is None else step.annotations.variables
+    figures = requested_figures(strategy, step, script) if costs is None else costs.figures()
+    return mesh_tables(figures, f"{strategy.builder}: {figures.title}", width)
+
+
+def _costs_on_mesh(
+    strategy: strategy_pb2.Strategy,
+    step: CapturedStep,
+    shapes: Mapping[str, Sequence[int]],
+    seen: Rewriting | None,
+) -> MeshCosts | None:
+    """Returns the costs on a mesh; None for a session's graph, since the parts that will run are not known."""
+    if not (step.targets or step.outputs):
+        return None
+    try:
+        return mesh_costs(step, Context(strategy, 0), shapes, seen)
+    except AutoDistError:  # raised again when the step is rewritten for training
+        return None
 
 
 def _held_bytes(step: CapturedStep, rewritten: ReplicatedStep | None, workers: int) -> list[int] | None:

@@ -23,6 +23,7 @@ from autodist.kernels.pipelined.assign_stages import AssignStages
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.kernels.replicate.replicate import Replicate
+from autodist.kernels.shard.partition import ShardTensors
 
 Link = tuple[int, int]
 """Sender and receiver: two workers, or two stages."""
@@ -57,15 +58,19 @@ class Rewriting:
     """Records the intermediate forms of a step between kernels; passed to `rewrite`.
 
     Attributes:
+        sharded: the step as the program of each place of a mesh, with reshard nodes.
         assigned: the step with the stage of each captured node.
         replicated: the step with the micro-batches as replicas of one worker.
     """
 
+    sharded: PlacedStep | None = None
     assigned: PlacedStep | None = None
     replicated: ReplicatedStep | None = None
 
     def __call__(self, kernel: str, step: Step) -> None:
-        if kernel == AssignStages.name and isinstance(step, PlacedStep) and step.pipeline_parts:
+        if kernel == ShardTensors.name and isinstance(step, PlacedStep):
+            self.sharded = step
+        elif kernel == AssignStages.name and isinstance(step, PlacedStep) and step.pipeline_parts:
             self.assigned = step
         elif kernel == Replicate.name and isinstance(step, ReplicatedStep) and self.assigned is not None:
             self.replicated = step

@@ -148,13 +148,13 @@ class StepPlans:
 
     def rehearse(self, step: CapturedStep, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
         """Rewrites the first step while other workers may still trace it, so that a kernel's error is raised early."""
-        self._seen = Rewriting() if strategy.pipeline.stages else None
+        self._seen = Rewriting() if strategy.pipeline.stages or strategy.HasField("mesh") else None
         rewritten = self._rewrite(step, strategy, names, seen=self._seen)
         assert isinstance(rewritten, ReplicatedStep), "made by the kernels of a training step"
         self._rehearsed = (step.graph_def, rewritten)
 
     def take_rewriting(self) -> Rewriting | None:
-        """Returns the rewriting recorded in `rehearse` for a pipeline; later calls return None."""
+        """Returns the rewriting recorded in `rehearse` for a pipeline or a mesh; later calls return None."""
         seen, self._seen = self._seen, None
         return seen
 
@@ -185,7 +185,7 @@ class StepPlans:
         staged.pipeline.CopyFrom(self._pipeline)
         return staged
 
-    def _with_shardings(self, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def with_shardings(self, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """Adds the shardings that earlier steps have given to variables; these do not change."""
         known = {name: self._shardings[shared] for name, shared in names.items() if shared in self._shardings}
         if not known:
@@ -200,6 +200,10 @@ class StepPlans:
         )
         return made
 
+    def keep_shardings(self, shardings: Mapping[str, Sharding], names: Mapping[str, str]) -> None:
+        """Stores the shardings of a step's variables for later steps."""
+        self._shardings.update((names[name], sharding) for name, sharding in shardings.items())
+
     def _rewrite(
         self,
         step: CapturedStep,
@@ -209,14 +213,14 @@ class StepPlans:
         kernels: Sequence[AnyKernel] = KERNELS,
         seen: Rewriting | None = None,
     ) -> Step:
-        strategy = self._with_shardings(self._with_stages(strategy), names)
+        strategy = self.with_shardings(self._with_stages(strategy), names)
         context = Context(strategy, self._index, fetching)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
         with errors_with_place(self._builder):
             rewritten = rewrite(share_names(step, names), context, f"step_{self._count}", kernels, seen)
         if isinstance(rewritten, ReplicatedStep):
-            self._shardings.update((names[name], sharding) for name, sharding in rewritten.shardings.items())
+            self.keep_shardings(rewritten.shardings, names)
         self._count += 1
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 

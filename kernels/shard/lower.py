@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import tensorflow as tf
 
@@ -18,6 +18,8 @@ from autodist.kernels.sums import ordered_sum
 from autodist.placement.group import Group, Place
 from autodist.placement.holder import Holder
 from autodist.sharding import Sharding
+
+_Length = TypeVar("_Length", int, tf.Tensor)
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,25 @@ def _all_gather(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor
 
 def _all_reduce(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
     """Reduces whole tensors of two members, or small ones; of others, each member reduces one piece."""
-    elements, count = x.shape.num_elements(), exchange.group.size
-    if count == 2 or (elements is not None and elements * x.dtype.size <= DIRECT_BYTES):
+    count = exchange.group.size
+    if is_sent_whole(x, count):
         return _reduced([part[0] for part in exchange.all_gather("part", [x])], how)
     flat = tf.reshape(x, [-1])
     length = tf.size(flat)
-    sizes = [length // count] * (count - 1) + [length - length // count * (count - 1)]
-    own = _reduced(exchange.all_to_all("piece", _open(tf.split(flat, sizes, num=count))), how)
+    own = _reduced(exchange.all_to_all("piece", _open(tf.split(flat, piece_lengths(length, count), num=count))), how)
     pieces = [part[0] for part in exchange.all_gather("sum", _open([own]))]
     return tf.reshape(tf.concat(pieces, 0), tf.shape(x))
+
+
+def is_sent_whole(x: tf.Tensor | tf.TensorSpec, count: int) -> bool:
+    """Returns True if an all-reduce of `count` members sends whole tensors with the static shape of `x`."""
+    elements = x.shape.num_elements()
+    return count == 2 or (elements is not None and elements * x.dtype.size <= DIRECT_BYTES)
+
+
+def piece_lengths(length: _Length, count: int) -> list[_Length]:
+    """Returns the numbers of elements of the pieces that the members of an all-reduce reduce, in rank order."""
+    return [length // count] * (count - 1) + [length - length // count * (count - 1)]
 
 
 def _open(vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -289,6 +289,67 @@ def test_of_a_mesh_the_sums_between_mates_are_planned(tmp_path: Path) -> None:
     assert sum(worker.sent for worker in found.workers) == sum(links.values())
 
 
+MESH = """
+strategy:
+  builder: Mesh
+  mesh: {data: -1, model: 2}
+  variables:
+    ".*part_0/kernel": {sharding: [null, model]}
+    ".*part_1/kernel": {sharding: [model]}
+    "part_9/.*": {sharding: [model]}
+"""
+
+
+def test_of_a_mesh_the_parts_the_collectives_and_their_bytes_are_planned(tmp_path: Path) -> None:
+    words = ["--workers", "4", "--strategy", write(tmp_path, MESH, "mesh.yml"), write(tmp_path, STAGES)]
+    (found,) = plans_of(*words)
+    assert found.mesh is not None
+    kernels = [16 * 32 * 4, *[32 * 32 * 4] * 3]
+    assert [(v.sharding, v.origin, v.part_bytes) for v in found.mesh.variables] == [
+        ("[–, model]", "'.*part_0/kernel'", kernels[0] // 2),
+        ("[model, –]", "'.*part_1/kernel'", kernels[1] // 2),
+        ("whole", "", kernels[2]),
+        ("whole", "", kernels[3]),
+    ]
+    for variable in found.mesh.variables:
+        assert [(slot.sharding, slot.part_bytes) for slot in variable.slots] == [
+            (variable.sharding, variable.part_bytes)
+        ] * 2
+    parts = [v.part_bytes for v in found.mesh.variables]
+    # Six examples at a place: one sum of 32 activations each forward. The first layer's input needs no gradient.
+    sums, gradients = found.mesh.collectives or ()
+    assert (sums.kind, sums.axes, sums.calls, sums.sent.count) == ("all_reduce", ("model",), 1, 6 * 32 * 4)
+    assert (gradients.axes, gradients.calls, gradients.sent.count) == (("data",), 4, sum(parts))
+    assert [variable.sent for variable in found.variables] == [(size,) * 4 for size in parts]
+    names = [worker.name for worker in found.workers]
+    assert {(link.source, link.target): link.bytes for link in found.links} == {
+        **{(names[k], names[k ^ 1]): 6 * 32 * 4 for k in range(4)},
+        **{(names[k], names[k ^ 2]): sum(parts) for k in range(4)},
+    }
+    for worker in found.workers:
+        assert (worker.replicas, worker.sent, worker.received) == (1, 6 * 32 * 4 + sum(parts), worker.sent)
+        assert 3 * sum(parts) <= worker.held <= 3 * sum(parts) + 64
+    assert found.mesh.unused == ("'part_9/.*'",)
+    page = tmp_path / "page.html"
+    told = " ".join(plan("--html", str(page), *words).stdout.split())
+    assert "4 places on 4 workers, mesh {data: 2, model: 2}" in told
+    assert "[–, model]" in told and "all_reduce" in told and "'part_9/.*'" in told
+    assert "Collectives" in page.read_text()
+
+
+def test_a_plan_of_a_mesh_is_read_back_and_compared(tmp_path: Path) -> None:
+    mesh, script = write(tmp_path, MESH, "mesh.yml"), write(tmp_path, STAGES)
+    both = plan("--workers", "2", "--strategy", mesh, "--strategy", "AllReduce", script)
+    assert "[model, –] from" in both.stdout and "all workers" in both.stdout
+    of_mesh, of_sums = (tmp_path / f"{name}.json" for name in ("mesh", "sums"))
+    of_mesh.write_text(plan("--json", "--workers", "2", "--strategy", mesh, script).stdout)
+    of_sums.write_text(plan("--json", "--workers", "2", "--strategy", "AllReduce", script).stdout)
+    (found,) = read_plan(of_mesh).values()
+    assert found.mesh is not None and found.mesh.examples == 12
+    result = RUNNER.invoke(app, ["diff", str(of_mesh), str(of_sums)])
+    assert result.exit_code == 1 and "[–, model]" in result.stdout
+
+
 def test_two_equal_plans_of_a_pipeline_are_read_back(tmp_path: Path) -> None:
     mesh = tmp_path / "mesh.yml"
     mesh.write_text("strategy: {builder: Pipeline, mesh: {stage: 2}}\n")
