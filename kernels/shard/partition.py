@@ -96,13 +96,20 @@ def _without_batch_axis(step: PlacedStep, axis: str) -> PlacedStep:
         if at is None:
             continue
         flows = flows or step.flows or flows_of(step)
-        kind = flows.kind(f"{name}:0")
-        if not isinstance(kind, PerExample) or kind.axis != at or one.sharding.dims[at].axes != (axis,):
+        if not _may_be_examples(step, flows, f"{name}:0", at) or one.sharding.dims[at].axes != (axis,):
             raise StrategyError(
                 f"{one.origin} divides dimension {at} of {name} along {axis!r}, the axis of the batch, but the "
                 f"examples are not along this dimension. Name {axis!r} for the dimension of the examples only."
             )
     return replace(step, annotations=annotations.map(lambda one: replace(one, sharding=one.sharding.without([axis]))))
+
+
+def _may_be_examples(step: PlacedStep, flows: Propagation, name: str, at: int) -> bool:
+    """Returns True if a dimension is that of the examples; if this is unknown, as for many gradients, if it is open."""
+    kind = flows.kind(name)
+    if isinstance(kind, Unknown):
+        return step.spec_of(name).shape[at] is None
+    return isinstance(kind, PerExample) and kind.axis == at
 
 
 def _require_lengths(step: PlacedStep, mesh: Mesh, rules: Rules) -> None:

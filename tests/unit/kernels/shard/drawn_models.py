@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
+from autodist.capture.sharding_marks import Layout, constrain
 from tests.unit.kernels.in_one_process import Batch, Trained, assert_same, capture, one_device, plan, train
 
 Step = Callable[..., object]
@@ -341,3 +342,37 @@ def assert_as_expected(found: Trained, expected: Trained, rtol: float = 1e-9) ->
         mine = [[outputs[place]] for outputs in found.outputs]
         wanted = [[outputs[place * len(outputs) // places]] for outputs in expected.outputs]
         assert_same(replace(found, outputs=mine), replace(expected, outputs=wanted), rtol)
+
+
+CONSTRAINED = {"inputs": (4, 8), "heads": (4, 2, 4), "weights": (2, 4, 4), "attended": (4, 8), "hidden": (4, 16)}
+"""The lengths of the tensors of `constrained`, without that of the batch."""
+
+
+def constrained(layouts: Mapping[str, Layout], is_weighed: bool) -> DrawnModel:
+    """A block of attention that constrains some of its tensors; `is_weighed` adds a reader of the hidden ones."""
+    qkv, out, up, down = (
+        variable("qkv", 8, 3, 2, 4),
+        variable("out", 2, 4, 8),
+        variable("up", 8, 16),
+        variable("down", 16, 8),
+    )
+
+    def see(name: str, x: tf.Tensor) -> tf.Tensor:
+        return constrain(x, layouts[name]) if name in layouts else x
+
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        x = see("inputs", x)
+        query, key, value = tf.unstack(tf.einsum("ntd,dkhe->knthe", _normalized(x), qkv))
+        weights = see("weights", tf.nn.softmax(tf.einsum("nthe,nshe->nhts", see("heads", query), key)))
+        made = tf.einsum("nhts,nshe->nthe", weights, value)
+        x = see("attended", x + tf.einsum("nthe,hed->ntd", made, out))
+        hidden = see("hidden", tf.nn.gelu(_normalized(x) @ up))
+        found = tf.reduce_mean(tf.reduce_sum(tf.square(x + hidden @ down), [1, 2]))
+        return found + tf.reduce_mean(tf.reduce_max(hidden, [1, 2])) if is_weighed else found
+
+    return _made(_trained(loss, [qkv, out, up, down]), _inputs(4, 8))
+
+
+def _normalized(x: tf.Tensor) -> tf.Tensor:
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return (x - mean) * tf.math.rsqrt(variance + 0.1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import pytest
@@ -14,7 +14,15 @@ from autodist.errors import AutoDistError, RewriteError, StrategyError
 from autodist.graph.parts import Variable
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import Session, on_mesh
-from tests.unit.kernels.shard.drawn_models import MODELS, DrawnModel, assert_as_expected, expected_of, model_of
+from tests.unit.kernels.shard.drawn_models import (
+    CONSTRAINED,
+    MODELS,
+    DrawnModel,
+    assert_as_expected,
+    constrained,
+    expected_of,
+    model_of,
+)
 
 EXAMPLES = int(os.environ.get("DRAWN_SHARDINGS", "6"))
 """An example takes about a second; set the variable for more of them, which then differ in each run."""
@@ -23,15 +31,22 @@ MESHES: tuple[dict[str, int], ...] = ({"model": 2}, {"model": 4}, {"a": 2, "b": 
 
 
 @st.composite
-def layouts(draw: st.DrawFn, variable: Variable, sizes: Mapping[str, int]) -> str:
-    """A layout of a variable: each axis divides a dimension, or none; dimensions are open or closed."""
-    axes: list[list[str]] = [[] for _ in variable.shape]
+def divided(draw: st.DrawFn, shape: Sequence[int], sizes: Mapping[str, int]) -> list[list[str]]:
+    """The axes of the dimensions of a shape: each axis divides one of them, or none."""
+    axes: list[list[str]] = [[] for _ in shape]
     for name in draw(st.permutations([name for name in sizes if name != "data"])):
-        lengths = [n // prod(sizes[a] for a in own) for n, own in zip(variable.shape, axes, strict=True)]
+        lengths = [n // prod(sizes[a] for a in own) for n, own in zip(shape, axes, strict=True)]
         possible = [k for k, n in enumerate(lengths) if n and n % sizes[name] == 0]
         at = draw(st.sampled_from([*possible, None]))
         if at is not None:
             axes[at].append(name)
+    return axes
+
+
+@st.composite
+def layouts(draw: st.DrawFn, variable: Variable, sizes: Mapping[str, int]) -> str:
+    """A layout of a variable, whose dimensions are open or closed."""
+    axes = draw(divided(variable.shape, sizes))
     dims = ["·".join(own) + draw(st.sampled_from(["", "?"])) if own else draw(st.sampled_from("–?")) for own in axes]
     return f"[{', '.join(dims)}]"
 
@@ -55,13 +70,35 @@ def test_a_step_equals_one_device_or_is_refused(data):
     sizes = data.draw(st.sampled_from(MESHES), label="mesh")
     model = model_of(name)
     variables = [variable for variable in model.captured.step.variables if variable.shape]
-    divided = data.draw(st.lists(st.sampled_from(variables), unique_by=lambda v: v.name), label="divided")
-    found = {variable.name: data.draw(layouts(variable, sizes), label=variable.name) for variable in divided}
+    chosen = data.draw(st.lists(st.sampled_from(variables), unique_by=lambda v: v.name), label="variables")
+    found = {variable.name: data.draw(layouts(variable, sizes), label=variable.name) for variable in chosen}
     session = _session(model, on_mesh(model.captured.step, sizes, found))
     if isinstance(session, AutoDistError):
         assert any(one in str(session) for one in found), session
         return
     assert_as_expected(session.train(model.batches), expected_of(name, sizes.get("data", 1)))
+
+
+@settings(
+    max_examples=EXAMPLES // 2,
+    derandomize="DRAWN_SHARDINGS" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(st.data())
+def test_constrained_tensors_equal_one_device(data):
+    sizes = data.draw(st.sampled_from(MESHES), label="mesh")
+    names = data.draw(st.lists(st.sampled_from(sorted(CONSTRAINED)), min_size=1, unique=True), label="tensors")
+    batch = st.sampled_from([None, "?", "data"] if "data" in sizes else [None, "?"])
+    found = {name: (data.draw(batch), *data.draw(divided(CONSTRAINED[name], sizes), label=name)) for name in names}
+    model = constrained(found, data.draw(st.booleans(), label="is weighed"))
+    session = Session(model.captured, on_mesh(model.captured.step, sizes, {}))
+    assert_as_expected(session.train(model.batches), model.expected(1))
+
+
+def test_the_axis_of_the_batch_is_allowed_if_the_rows_of_the_gradient_are_unknown():
+    model = constrained({"hidden": ("data", None, "model")}, is_weighed=False)
+    session = Session(model.captured, on_mesh(model.captured.step, {"data": 2, "model": 2}, {}))
+    assert_as_expected(session.train(model.batches), model.expected(1))
 
 
 @pytest.mark.usefixtures("keras_in_float64")
