@@ -250,8 +250,8 @@ class ResourceSpec(YamlKeys):
 
     @property
     def shares_batches(self) -> bool:
-        """True if a batch is split over several replicas or passes through a pipeline."""
-        return len(self.replicas) > 1 or self.micro_batches > 0
+        """True if all workers compute on a batch together: on parts of it, in a pipeline, or on a mesh."""
+        return len(self.replicas) > 1 or self.micro_batches > 0 or len(self.mesh_rows) > 1
 
     def replicas_of(self, worker: int) -> int:
         """Returns the number of replicas of a worker."""

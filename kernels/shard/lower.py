@@ -8,10 +8,11 @@ from typing import ClassVar, TypeVar
 
 import tensorflow as tf
 
-from autodist.graph.names import is_control
+from autodist.graph.names import is_control, node_of
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import DIRECT_BYTES, Communicator
 from autodist.kernels.shard.reshards import Reshard, ReshardKind, set_index
 from autodist.kernels.sums import ordered_sum
@@ -43,11 +44,39 @@ class LowerReshards(Kernel[ReplicatedStep, ReplicatedStep]):
         for name, node in step.graph_index.nodes.items():
             if (reshard := Reshard.of(node)) is not None:
                 _lower(editor, step, context, name, reshard)
+        _signal_writes(editor, step, context)
         holders = {name: _holder(step, context, name, sharding) for name, sharding in step.shardings.items()}
         for name, holder in holders.items():
             [own] = (one for one in holder.slices if context.worker in one.group)
             editor[step.by_name[name].handle].attr["shared_name"].s += own.name.encode()
         return editor.to_step(holders={**step.holders, **holders})
+
+
+def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Context) -> None:
+    """Makes writes of divided variables wait until all members of a row begin the step; its end waits for all writes.
+
+    Between two steps, a worker may therefore read the parts of the others: all are of the same step.
+    """
+    assert context.mesh is not None, "only a mesh divides variables"
+    divided = {step.by_name[name].handle for name in step.shardings}
+    writes = [name for name, effect in step.graph_index.effects.items() if effect.writes & divided and name in editor]
+    own, data = context.mesh_row[context.local_replicas[0]], context.strategy.mesh.data
+    row = context.mesh.row(own, [name for name in context.mesh.names if name != data])
+    group = Group.of_workers(context.strategy.mesh.places[place].worker for place in row)
+    others = [worker for worker in group.workers if worker != context.worker]
+    if not writes or not others:
+        return
+    key = f"written_parts/{digest(';'.join(sorted(step.shardings)))}"
+    with editor.subgraph(key) as f, tf.device(context.cpu(context.worker)):
+        exchange, token = Communicator(f, context, key, group), tf.constant(True)
+        exchange.broadcast("begun", [token])
+        begun = exchange.receive_each("begun", {worker: [token] for worker in others})
+        exchange.broadcast("written", [token], after=writes)
+        exchange.receive_each("written", {worker: [token] for worker in others})
+        names = [node_of(f.name(tensors[0])) for tensors in begun.values()]
+    editor.run(exchange.effects)
+    for name in writes:
+        editor.add_control(name, names)
 
 
 def _holder(step: ReplicatedStep, context: Context, name: str, sharding: Sharding) -> Holder:

@@ -47,7 +47,11 @@ def sent_in_a_run(model, strategy):
     return found
 
 
-def assert_as_in_a_run(model, sizes, layouts, little=0):
+SIGNALS = 2
+"""Bytes that tell the others of a row that a place has begun a step, and that it has written its parts."""
+
+
+def assert_as_in_a_run(model, sizes, layouts, little=SIGNALS):
     strategy = on_mesh(model.captured.step, sizes, layouts)
     costs, real = costs_of(model, strategy), sent_in_a_run(model, strategy)
     assert not any(sent.is_least for sent in costs.links.values())

@@ -45,6 +45,7 @@ def test_the_last_axis_varies_fastest(step, cluster):
 def test_each_worker_sees_its_own_row(cluster):
     spec = arranged(Mesh(mesh={"data": 2, "model": 2}), cluster(4))
     assert [spec.seen_by(worker).replica_workers for worker in range(4)] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+    assert arranged(Mesh(mesh={"model": 4}), cluster(4)).shares_batches
     sent = ResourceSpec.from_payload(spec.to_payload())
     assert sent.seen_by(1).replica_workers == (1, 3)
 
