@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.errors import StrategyError
 from autodist.graph.flows import flows_of
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.ops import Factor, ReducedBy, Trait, having, linear_operands
@@ -18,36 +17,19 @@ from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
 from autodist.kernels.shard.propagate import Axes, Shardings, divides, members_of
-from autodist.kernels.shard.reshards import Reshard, ReshardKind, add_index, add_reshard
+from autodist.kernels.shard.resharded_flows import ReshardedFlows
+from autodist.kernels.shard.reshards import add_index, add_reshard
 from autodist.kernels.shard.rules import ROW, NodeRule, Rules, Side
+from autodist.kernels.shard.transfers import State, after, transfers
 from autodist.kernels.shard.whole_copies import WholeCopies
-from autodist.layout import DrawAt, Kind, PerExample, Propagation, RowsOfDraw, Unknown
 from autodist.sharding import Mesh
 
 _LENGTHS = having(Trait.LENGTHS)
 
 _HOW = {ReducedBy.SUM: "sum", ReducedBy.MEAN: "mean", ReducedBy.MAX: "max", ReducedBy.MIN: "min"}
 """Reductions that a transfer completes. An operand of another reduction is gathered first."""
-
-
-@dataclass(frozen=True)
-class State:
-    """The parts of a tensor that the places hold.
-
-    Attributes:
-        axes: that divide each dimension.
-        partial: the axes over which the parts are still to be reduced.
-        how: the reduction.
-    """
-
-    axes: tuple[Axes, ...]
-    partial: Axes = ()
-    how: str = "sum"
-
-    @property
-    def is_whole(self) -> bool:
-        return not self.partial and not any(self.axes)
 
 
 @dataclass(frozen=True)
@@ -73,61 +55,12 @@ class ShardTensors(Kernel[PlacedStep, PlacedStep]):
         if context.mesh is None:
             return step
         mesh = context.mesh
-        step = _without_batch_axis(step, context.strategy.mesh.data)
+        step = without_batch_axis(step, context.strategy.mesh.data)
         rules = Rules(step)
-        _require_lengths(step, mesh, rules)
+        require_lengths(step, mesh, rules)
         shardings = Shardings(step, mesh, rules)
         shardings.propagate()
         return _Partition(step, mesh, rules, shardings).run()
-
-
-def _without_batch_axis(step: PlacedStep, axis: str) -> PlacedStep:
-    """Removes the axis of the batch from constraints: `Replicate` divides the batch.
-
-    Raises:
-        StrategyError: a constraint divides another dimension than that of the examples along this axis.
-    """
-    annotations = step.annotations
-    if annotations is None or not axis:
-        return step
-    flows = None
-    for name, one in annotations.constraints.items():
-        at = next((k for k, dim in enumerate(one.sharding.dims) if axis in dim.axes), None)
-        if at is None:
-            continue
-        flows = flows or step.flows or flows_of(step)
-        if not _may_be_examples(step, flows, f"{name}:0", at) or one.sharding.dims[at].axes != (axis,):
-            raise StrategyError(
-                f"{one.origin} divides dimension {at} of {name} along {axis!r}, the axis of the batch, but the "
-                f"examples are not along this dimension. Name {axis!r} for the dimension of the examples only."
-            )
-    return replace(step, annotations=annotations.map(lambda one: replace(one, sharding=one.sharding.without([axis]))))
-
-
-def _may_be_examples(step: PlacedStep, flows: Propagation, name: str, at: int) -> bool:
-    """Returns True if a dimension is that of the examples; if this is unknown, as for many gradients, if it is open."""
-    kind = flows.kind(name)
-    if isinstance(kind, Unknown):
-        return step.spec_of(name).shape[at] is None
-    return isinstance(kind, PerExample) and kind.axis == at
-
-
-def _require_lengths(step: PlacedStep, mesh: Mesh, rules: Rules) -> None:
-    """Checks that constraints divide dimensions of known lengths without rest.
-
-    Raises:
-        StrategyError: a dimension does not divide.
-    """
-    for name, one in step.annotations.constraints.items() if step.annotations is not None else ():
-        lengths = rules.static.lengths(f"{name}:0") or (None,) * one.sharding.rank
-        for at, (length, dim) in enumerate(zip(lengths, one.sharding.dims, strict=True)):
-            parts = mesh.count(dim.axes)
-            if parts > 1 and not divides(length, parts):
-                has = "depends on the batch" if length is None else f"has the length {length}"
-                raise StrategyError(
-                    f"{one.origin} divides dimension {at} of {name} into {parts} parts, but the dimension {has}. "
-                    "Divide another dimension, or change the size of the axis."
-                )
 
 
 class _Partition:
@@ -161,7 +94,7 @@ class _Partition:
             holders={name: one for name, one in self.step.holders.items() if name not in divided},
             gradients=tuple(self._gradient(g) for g in self.step.gradients),
             gradient_calls=tuple(self._call(c) for c in self.step.gradient_calls),
-            flows=_ReshardedFlows(self.flows, self.source_of, frozenset(self._added)),
+            flows=ReshardedFlows(self.flows, self.source_of, frozenset(self._added)),
         )
 
     # -- nodes -----------------------------------------------------------------------------------------------------
@@ -482,99 +415,3 @@ def _rows_where(is_kept: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 def _of_side(side: Side, axes: Mapping[Factor, Axes]) -> tuple[Axes, ...]:
     return tuple(() if factor is None else axes.get(factor, ()) for factor in side.factors)
-
-
-def transfers(state: State, axes: tuple[Axes, ...]) -> list[Reshard]:
-    """Returns the transfers that bring a tensor from one state into another, reduced one.
-
-    A reduction along an axis that is to divide a dimension is a reduce-scatter. Slices come first, since they make the
-    tensor smaller; gathers come last.
-    """
-    found: list[Reshard] = []
-    for step in (_reductions, _slices, _moves, _gathers, _slices):
-        for reshard in step(state, axes):
-            found.append(reshard)
-            state = after(state, reshard)
-    return found
-
-
-def _reductions(state: State, axes: tuple[Axes, ...]) -> Iterator[Reshard]:
-    left = state.partial
-    for at, (old, new) in enumerate(zip(state.axes, axes, strict=True)):
-        more = new[len(old) :]
-        if state.how == "sum" and more and new[: len(old)] == old and {*more} <= {*left}:
-            left = tuple(axis for axis in left if axis not in more)
-            yield Reshard(ReshardKind.REDUCE_SCATTER, more, at, at)
-    if left:
-        yield Reshard(ReshardKind.ALL_REDUCE, left, how=state.how)
-
-
-def _slices(state: State, axes: tuple[Axes, ...]) -> Iterator[Reshard]:
-    """Yields slices along axes that divide no dimension so far."""
-    used = {axis for old in state.axes for axis in old}
-    for at, (old, new) in enumerate(zip(state.axes, axes, strict=True)):
-        more = new[len(old) :]
-        if more and new[: len(old)] == old and used.isdisjoint(more):
-            yield Reshard(ReshardKind.SLICE, more, at, at)
-
-
-def _moves(state: State, axes: tuple[Axes, ...]) -> Iterator[Reshard]:
-    """Yields transfers of the last axes of one dimension to the end of another one."""
-    now = list(state.axes)
-    for at, new in enumerate(axes):
-        more = new[len(now[at]) :]
-        if not more or new[: len(now[at])] != now[at]:
-            continue
-        source = next((k for k, other in enumerate(now) if k != at and other[_same(other, axes[k]) :] == more), None)
-        if source is not None:
-            now[source], now[at] = now[source][: -len(more)], new
-            yield Reshard(ReshardKind.ALL_TO_ALL, more, source, at)
-
-
-def _gathers(state: State, axes: tuple[Axes, ...]) -> Iterator[Reshard]:
-    for at, (old, new) in enumerate(zip(state.axes, axes, strict=True)):
-        if lost := old[_same(old, new) :]:
-            yield Reshard(ReshardKind.ALL_GATHER, lost, at)
-
-
-def after(state: State, reshard: Reshard) -> State:
-    """Returns the state of a tensor after a transfer."""
-    axes = list(state.axes)
-    if reshard.kind is ReshardKind.ALL_REDUCE:
-        return State(state.axes)
-    if reshard.kind in (ReshardKind.ALL_GATHER, ReshardKind.ALL_TO_ALL):
-        axes[reshard.dimension] = axes[reshard.dimension][: -len(reshard.axes)]
-    if reshard.kind is not ReshardKind.ALL_GATHER:
-        axes[reshard.split] = (*axes[reshard.split], *reshard.axes)
-    partial = state.partial
-    if reshard.kind is ReshardKind.REDUCE_SCATTER:
-        partial = tuple(a for a in partial if a not in reshard.axes)
-    return replace(state, axes=tuple(axes), partial=partial)
-
-
-def _same(left: Axes, right: Axes) -> int:
-    """Returns the length of the common prefix."""
-    return next((k for k, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-
-
-class _ReshardedFlows(Propagation):
-    """Dependence on the batch of a step whose tensors are divided: that of the whole tensors."""
-
-    def __init__(self, captured: Propagation, source_of: Mapping[str, str], added: frozenset[str]) -> None:
-        self._captured, self._source_of, self._added = captured, source_of, added
-
-    def kind(self, name: str) -> Kind:
-        source = self._source(name)
-        if source in self._added:
-            return Unknown("it was made where variables were gathered")
-        return self._captured.kind(source)
-
-    def rows_for_each(self, name: str) -> int | None:
-        source = self._source(name)
-        return None if source in self._added else self._captured.rows_for_each(source)
-
-    def draws_within(self, node: str) -> Mapping[DrawAt, RowsOfDraw | None]:
-        return {} if node.startswith("autodist/reshard/") else self._captured.draws_within(node)
-
-    def _source(self, name: str) -> str:
-        return self._source_of.get(tensor(name), name)

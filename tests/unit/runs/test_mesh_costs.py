@@ -79,7 +79,7 @@ def test_gradients_of_parts_are_summed_over_the_data_axis():
 
 @pytest.mark.parametrize("sizes", [{"model": 2}, {"data": 2, "model": 2}], ids=str)
 def test_rows_of_a_divided_table(sizes):
-    assert_as_in_a_run(table("rows"), sizes, {"rows": "[model, –]"}, LITTLE if "data" in sizes else 0)
+    assert_as_in_a_run(table("rows"), sizes, {"rows": "[model, –]"}, LITTLE if "data" in sizes else SIGNALS)
 
 
 @pytest.mark.usefixtures("in_float64")

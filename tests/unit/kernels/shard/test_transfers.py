@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.kernels.shard.partition import State, after, transfers
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
+from autodist.kernels.shard.transfers import State, after, transfers
 from autodist.sharding import Mesh, Sharding
 from tests.unit.kernels.in_one_process import joined, part_of
 
