@@ -27,6 +27,9 @@ ADDS_ROWS = ("ResourceScatterAdd", "ResourceScatterSub")
 
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
+_APPLIES = "ResourceApply"
+"""Prefix of the training ops of TensorFlow 1 optimizers, such as ResourceApplyAdam."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -167,6 +170,8 @@ class _View(OpView):
 def _rule(op: _View) -> FactorRule | None:
     if op.node.op in READS or op.node.op in _WRITES:
         return _of_variable(op)
+    if op.node.op.startswith(_APPLIES):
+        return _of_training(op)
     if writes_rows(op.node.op):
         return _of_rows(op)
     if op.node.op in _OWN:
@@ -186,6 +191,12 @@ def _of_variable(op: _View) -> FactorRule:
         row = ROW if _can_add(op, "dtype") else None
         return FactorRule(((row, *variable[1:]), indices), ((*indices, *variable[1:]),))
     return FactorRule((None,) * len(op.inputs), ((),))
+
+
+def _of_training(op: _View) -> FactorRule:
+    """ResourceApplyAdam and similar ops (variable, slots, gradient, numbers): elementwise in those with its rank."""
+    variable = tuple(range(op.rank(0) or 0))
+    return FactorRule(tuple(variable if op.rank(k) == len(variable) else None for k in range(len(op.inputs))), ())
 
 
 def _of_rows(op: _View) -> FactorRule | None:
