@@ -76,18 +76,21 @@ def group_reads(
 def _find_accesses(
     step: ReplicatedStep, order: ExecutionOrder, owner: Mapping[str, int], context: Context, runs: Mapping[str, Workers]
 ) -> dict[str, dict[Access, Workers]]:
-    """Returns, by node, the accesses whose values other workers than the owner need, with these workers."""
+    """Returns, by node, the accesses whose values other workers than the owner need, with these workers.
+
+    Workers with replicas have the values of cached copies and of gathered layers already.
+    """
     graph_index, cached = order.graph_index, CachedReads(step, context)
     readers = _find_readers(step, order, owner, context, runs)
     computing = _mask(context.group.workers)
     found: dict[str, dict[Access, Workers]] = {}
     for handle, holder in owner.items():
-        cached_reads = cached.of(step.by_handle[handle])
+        local_reads = step.gathered_reads.union(cached.of(step.by_handle[handle]))
         for name in graph_index.consumers[handle]:
             writes = graph_index.effects.get(name, NO_EFFECT).writes
             if writes or name in step.stages.once or graph_index.nodes[name].op in QUERIES:
                 continue
-            workers = readers[name] & ~(1 << holder) & ~(computing if name in cached_reads else 0)
+            workers = readers[name] & ~(1 << holder) & ~(computing if name in local_reads else 0)
             if workers and step.replica_of(name)[1] == name:
                 found.setdefault(name, {})[Access(name, handle)] = workers
     return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.graph.names import is_control, node_of
-from autodist.graph.parts import PendingReductionKind
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
@@ -21,12 +20,12 @@ from autodist.placement.synchrony import SyncMode
 
 @dataclass(frozen=True)
 class SendLayers(Kernel[ReplicatedStep, ReplicatedStep]):
-    """Replaces reads of other workers' shards by messages from the owners, in steps that train.
+    """Replaces reads of other workers' shards by messages from the owners, in steps that all workers run together.
 
     The owner sends its shards of a layer once its own reads of the layer run, so it is never further ahead of the
     others than the gates of the reads allow (`GatherLayers`). All workers gather the layers in the same order, so none
-    waits for a message that its source sends later than one that waits for it. Reads that the gradients do not need
-    remain remote, as do all reads of steps that do not train: a worker may run such a step alone.
+    waits for a message that its source sends later than one that waits for it. Reads that no reduction needs remain:
+    `ParameterServers` replaces those of other workers. A worker may run a step without reductions alone.
 
         at the owner   read(v) → f   becomes   read(v) → f, send;    elsewhere   read(v) → f   becomes   receive → f
     """
@@ -37,15 +36,17 @@ class SendLayers(Kernel[ReplicatedStep, ReplicatedStep]):
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        if not (context.workers > 1 and context.computes and step.synchrony_of):
+        if not (context.workers > 1 and step.synchrony_of):
             return step
         gathers = _find_gathers(step, context)
         if not gathers:
             return step
         editor = StepEditor(step)
-        for number, reads in sorted(gathers.items()):
-            _send(editor, context, number, reads)
-        return editor.to_step()
+        if context.computes:
+            for number, reads in sorted(gathers.items()):
+                _send(editor, context, number, reads)
+        captured = frozenset(step.replica_of(read.node)[1] for reads in gathers.values() for read in reads)
+        return replace(editor.to_step(), gathered_reads=captured)
 
 
 @dataclass(frozen=True, order=True)
@@ -59,9 +60,9 @@ class _Read:
 
 def _find_gathers(step: ReplicatedStep, context: Context) -> dict[int, list[_Read]]:
     """Returns the reads of each gather, in the same order on all workers."""
-    gradients = [t for one in step.reductions if one.kind is PendingReductionKind.GRADIENT for t in one.local]
+    reduced = [t for one in step.reductions for t in one.local]
     outputs = step.outputs if context.reduces_outputs else ()
-    needed = StepEditor(step).ancestors([*gradients, *outputs]) if gradients else set()
+    needed = StepEditor(step).ancestors([*reduced, *outputs]) if reduced else set()
     found: dict[int, list[_Read]] = {}
     for node in step.graph_def.node:
         if GATHER not in node.attr or node.name not in needed:

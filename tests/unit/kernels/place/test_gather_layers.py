@@ -191,10 +191,13 @@ def test_a_step_that_does_not_train_reads_its_layers_in_turn():
 
     evaluation = capture(evaluate, *batches[0])
     strategy = planned(training, machines(3))
-    for step in rewritten(evaluation, strategy):
+    for worker, step in enumerate(rewritten(evaluation, strategy)):
         reads = [node for node in step.graph_def.node if node.op == "ReadVariableOp"]
-        assert len(reads) == 3 * LAYERS
-        assert sum(any(map(is_control, read.input)) for read in reads) == 3 * (LAYERS - 2)
+        assert len(reads) == LAYERS
+        assert sum(any(map(is_control, read.input)) for read in reads) == LAYERS - 2
+        sent = [n for n in step.graph_def.node if n.op == "QueueEnqueueV2" and n.name.startswith("autodist/gather/")]
+        assert len(sent) == 2 * LAYERS
+        assert workers_of(step) == {worker}
     found = train(evaluation, strategy, batches)
     for outputs, batch in zip(found.outputs, batches, strict=True):
         for output in outputs:
