@@ -1,7 +1,7 @@
 """Kernels: graph-to-graph passes that apply a strategy, one per file. `pipeline.py` lists them in order."""
 
 from autodist.kernels.base import AnyKernel, Context, Fetching, Kernel, run_pipeline
-from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
+from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, find_divided, rewrite
 from autodist.kernels.place.assign_owners import find_holders
 from autodist.kernels.place.set_by_chief import only_sets
 from autodist.kernels.registry import register_kernel, register_rule, registered_kernels
@@ -21,6 +21,7 @@ __all__ = [
     "Rewrite",
     "Rule",
     "UntilStable",
+    "find_divided",
     "find_holders",
     "only_sets",
     "register_kernel",

@@ -162,6 +162,8 @@ class Context:
 
     def nearest_holder(self, group: Group) -> int:
         """Returns the worker of a group from which this worker reads: the only one, or the one of its pipeline."""
+        if self.mesh is not None:
+            return self.worker if self.worker in group else group.workers[0]
         return group.workers[self.placement.stages.rank_of(self.worker)[1] if len(group.workers) > 1 else 0]
 
     def task(self, worker: int) -> str:

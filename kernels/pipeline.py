@@ -7,13 +7,13 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, PlacedStep, Step
 from autodist.graph.step_text import text_of_notes, text_of_step
 from autodist.graph.verify import verify
 from autodist.kernels.base import AnyKernel, Context, Watcher, in_order, run_pipeline
@@ -57,11 +57,13 @@ from autodist.kernels.shard.add_data_flow_edges import AddDataFlowEdges
 from autodist.kernels.shard.apply_constraints import ApplyConstraints
 from autodist.kernels.shard.complete_manual_regions import CompleteManualRegions
 from autodist.kernels.shard.lift_meshes import LiftMeshes
-from autodist.kernels.shard.lower import LowerReshards
+from autodist.kernels.shard.lower import LowerReshards, holders_of_shardings
 from autodist.kernels.shard.partition import ShardTensors
 from autodist.kernels.shard.remove_size_one_axes import RemoveSizeOneAxes
 from autodist.kernels.shard.split_constants import SplitConstants
 from autodist.kernels.shard.unite_groups import UniteGroups
+from autodist.placement.holder import Holder
+from autodist.sharding import Sharding
 
 log = logging.getLogger("autodist")
 
@@ -219,3 +221,15 @@ def _garbage_collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def find_divided(step: CapturedStep, context: Context) -> tuple[Mapping[str, Sharding], dict[str, Holder]]:
+    """Returns the shardings and the holders of the variables that a mesh divides in a step, by name.
+
+    Raises:
+        StrategyError: the step cannot be divided according to the strategy.
+    """
+    last = next(k for k, kernel in enumerate(KERNELS) if kernel.name == ShardTensors.name)
+    divided = rewrite(step, context, "shardings", KERNELS[: last + 1])
+    assert isinstance(divided, PlacedStep), "made by ShardTensors"
+    return divided.shardings, holders_of_shardings(divided, context)

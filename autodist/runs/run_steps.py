@@ -11,6 +11,7 @@ from autodist.graph.ops import Trait
 from autodist.graph.renaming import Renaming
 from autodist.graph.step import CapturedStep, Step
 from autodist.kernels import KERNELS, SETTING_KERNELS, AnyKernel, Fetching, registered_kernels
+from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.fingerprint import Fingerprint, require_equal
@@ -87,6 +88,12 @@ class RunSteps:
                 plans, columns = self._plans, run.startup.columns
                 log_strategy(strategy, step, plans.rehearsed, run.spec, columns, shapes or {}, plans.take_rewriting())
         return strategy, renaming
+
+    def divided(
+        self, step: CapturedStep, strategy: strategy_pb2.Strategy, names: Mapping[str, str]
+    ) -> dict[str, Holder]:
+        """Returns the holders of the variables that a mesh divides in a step; later steps keep these shardings."""
+        return self._plans.divided(step, strategy, names)
 
     def program(
         self,

@@ -12,7 +12,8 @@ from autodist.errors import StrategyError
 from autodist.graph.renaming import Renaming
 from autodist.graph.stage_marks import has_stage_marks
 from autodist.graph.step import CapturedStep, ReplicatedStep, Step
-from autodist.kernels import KERNELS, AnyKernel, Context, Fetching, rewrite
+from autodist.kernels import KERNELS, AnyKernel, Context, Fetching, find_divided, rewrite
+from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.stage_costs import Rewriting
@@ -203,6 +204,16 @@ class StepPlans:
     def keep_shardings(self, shardings: Mapping[str, Sharding], names: Mapping[str, str]) -> None:
         """Stores the shardings of a step's variables for later steps."""
         self._shardings.update((names[name], sharding) for name, sharding in shardings.items())
+
+    def divided(
+        self, step: CapturedStep, strategy: strategy_pb2.Strategy, names: Mapping[str, str]
+    ) -> dict[str, Holder]:
+        """Returns the holders of the variables that a mesh divides in a step, and stores their shardings."""
+        context = Context(self.with_shardings(strategy, names), self._index)
+        with errors_with_place(self._builder):
+            shardings, holders = find_divided(step, context)
+        self.keep_shardings(shardings, names)
+        return holders
 
     def _rewrite(
         self,

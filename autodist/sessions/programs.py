@@ -15,7 +15,7 @@ from autodist.capture.batch_requirements import require_any_length, require_no_r
 from autodist.capture.captured_resources import require_unchanged
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.session_resources import GETS, only_uses_resources, share_resources
-from autodist.errors import CaptureError, CaptureMismatchError
+from autodist.errors import CaptureError, CaptureMismatchError, StrategyError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import find_stages, written_handles
 from autodist.graph.flows import flows_of, row_axes
@@ -239,6 +239,8 @@ class SessionPlan:
         """
         if self._run.workers == 1:
             return {}
+        if self.strategy.HasField("mesh"):
+            return self._find_divided(whole)
         holders = find_holders(replace(whole, holders=earlier), self.strategy)
         wanted = find_holders(whole, self.strategy) if earlier else holders
         for node in self.strategy.nodes:
@@ -249,6 +251,22 @@ class SessionPlan:
                     "use AllReduce, or build the graph of all steps and run it with create_distributed_session()."
                 )
         return holders
+
+    def _find_divided(self, whole: CapturedStep) -> dict[str, Holder]:
+        """Returns the holder of each variable on a mesh.
+
+        Raises:
+            StrategyError: a variable is divided along several dimensions.
+        """
+        everyone = Group.all_workers(self._run.workers)
+        divided = self._run.steps.divided(replace(whole, inputs=_open_inputs(whole)), self.strategy, self._names)
+        for name, holder in divided.items():
+            if holder.partitioning is None and not holder.is_everywhere:
+                raise StrategyError(
+                    f"{name} is divided along several dimensions, and runs of a session that only set variables need "
+                    "one. Divide it along one dimension, or train it with @ad.function."
+                )
+        return {v.name: divided.get(v.name, Holder.whole(v.shape, everyone)) for v in whole.variables}
 
     def placed(self, step: CapturedStep) -> CapturedStep:
         """Returns a run of the graph, with the holders of its variables."""
@@ -269,3 +287,9 @@ class SessionPlan:
         """
         shared = share_resources(step, self._prefix)
         return self._run.steps.program(shared, self.strategy, self._names, fetching, kernels)[0]
+
+
+def _open_inputs(whole: CapturedStep) -> dict[str, int | None]:
+    """Returns the placeholders of a graph whose first axis is open, which is that of the examples."""
+    shapes = {n.name: tf.TensorShape(n.attr["shape"].shape) for n in whole.graph_index.of_op("Placeholder")}
+    return {f"{name}:0": 0 for name, shape in shapes.items() if shape.rank and shape[0] is None}

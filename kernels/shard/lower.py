@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 import tensorflow as tf
 
 from autodist.graph.names import is_control, node_of
-from autodist.graph.step import ReplicatedStep
+from autodist.graph.step import ReplicatedStep, StepWithOwners
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
@@ -45,7 +45,7 @@ class LowerReshards(Kernel[ReplicatedStep, ReplicatedStep]):
             if (reshard := Reshard.of(node)) is not None:
                 _lower(editor, step, context, name, reshard)
         _signal_writes(editor, step, context)
-        holders = {name: _holder(step, context, name, sharding) for name, sharding in step.shardings.items()}
+        holders = holders_of_shardings(step, context)
         for name, holder in holders.items():
             [own] = (one for one in holder.slices if context.worker in one.group)
             editor[step.by_name[name].handle].attr["shared_name"].s += own.name.encode()
@@ -79,7 +79,12 @@ def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, con
         editor.add_control(name, names)
 
 
-def _holder(step: ReplicatedStep, context: Context, name: str, sharding: Sharding) -> Holder:
+def holders_of_shardings(step: StepWithOwners, context: Context) -> dict[str, Holder]:
+    """Returns the holders of a step's divided variables, by name."""
+    return {name: _holder(step, context, name, sharding) for name, sharding in step.shardings.items()}
+
+
+def _holder(step: StepWithOwners, context: Context, name: str, sharding: Sharding) -> Holder:
     """Returns the holder of a divided variable: each part is held by the places with the same coordinates."""
     mesh, places = context.mesh, context.strategy.mesh.places
     assert mesh is not None, "only a mesh divides variables"
@@ -112,10 +117,16 @@ def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Co
         source = [i for i in editor[source].input if not is_control(i)][1]
     key = f"{captured}/{replica}"
     with editor.subgraph(f"lowered/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key, group)
-        made = f.name(_LOWERED[how.kind](exchange, f.input(source), how))
+        x = f.input(source)
+        exchange = Communicator(f, context, f"{key}/{_type_of(x, how)}", group)
+        made = f.name(_LOWERED[how.kind](exchange, x, how))
     editor.run(exchange.effects)
     editor.pass_on(name, made, step.spec_of(f"{name}:0").dtype, filter(is_control, node.input))
+
+
+def _type_of(x: tf.Tensor, how: Reshard) -> str:
+    """Returns a text that differs between transfers whose messages differ in type: all steps share queues by name."""
+    return f"{how.kind.value}_{how.dimension}_{how.split}_{x.dtype.name}{x.shape}"
 
 
 def _slice(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:

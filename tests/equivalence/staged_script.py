@@ -27,8 +27,9 @@ def replicas(count: int) -> dict[str, object]:
 
 
 def mesh_of_tensors(workers: int) -> dict[str, object]:
-    """Layers divided by columns, then by rows; kernel_0 of the session stays whole along its 5 rows and columns."""
-    layouts = {"(dense|dense_2)/kernel": [None, "model"], "(dense_1|dense_3)/kernel": ["model"]}
+    """Layers divided by columns, then by rows; kernel_2 of the session is whole."""
+    columns, rows = "(dense|dense_2)/kernel|kernel_0", "(dense_1|dense_3)/kernel|kernel_1"
+    layouts = {columns: [None, "model"], rows: ["model"]}
     strategy = {"builder": "Mesh", "mesh": {"data": -1, "model": 2}, "layouts": layouts}
     nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
     return {"nodes": nodes, "strategy": strategy, "batch": "global"}
@@ -89,10 +90,9 @@ def trained_in_a_session(ad: AutoDist, x: np.ndarray) -> list[object]:
     v1 = tf.compat.v1
     with tf.Graph().as_default(), ad.scope():
         given = hidden = v1.placeholder(tf.float64, [None, 5])
-        for k in range(3):
-            hidden = tf.tanh(
-                hidden @ v1.get_variable(f"kernel_{k}", initializer=np.cos(np.arange(25.0) + k).reshape(5, 5))
-            )
+        for k, shape in enumerate([(5, 6), (6, 6), (6, 5)]):
+            initial = np.cos(np.arange(float(np.prod(shape))) + k).reshape(shape)
+            hidden = tf.tanh(hidden @ v1.get_variable(f"kernel_{k}", initializer=initial))
         loss = tf.reduce_mean(tf.square(hidden))
         train = v1.train.AdamOptimizer(0.01).minimize(loss)
         session = ad.create_distributed_session()

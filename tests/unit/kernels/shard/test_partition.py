@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from autodist.kernels import Context, rewrite
+from autodist.kernels import Context, find_divided, rewrite
 from autodist.kernels.shard import lower
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from tests.unit.kernels.in_one_process import Session, assert_same, on_mesh, one_device
@@ -113,3 +113,14 @@ def test_a_table(update, layout):
 
 def test_rows_of_a_divided_table_are_summed_once():
     assert transfers_of(table("rows"), {"model": 2}, {"rows": "[model, –]"})[ReshardKind.ALL_GATHER] == 0
+
+
+def test_the_holders_of_divided_variables_are_known_before_a_step_runs():
+    model = perceptron()
+    strategy = on_mesh(model.captured.step, {"data": 2, "model": 2}, {"w1": "[–, model]"})
+    context = Context(strategy, 0)
+    shardings, holders = find_divided(model.captured.step, context)
+    assert shardings.keys() == holders.keys() >= {"w1", "m1"}
+    made = rewrite(model.captured.step, context).holders
+    assert holders == {name: made[name] for name in holders}
+    assert [one.group.workers for one in holders["m1"].slices] == [(0, 2), (1, 3)]
