@@ -64,6 +64,24 @@ def inboxes_of(graph_def: tf.compat.v1.GraphDef) -> dict[str, Inbox]:
     return {inbox.name: inbox for inbox in found}
 
 
+def name_by_type(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:
+    """Returns the graph with the types of messages in the names of queues that start with a prefix.
+
+    All steps share queues by name, and steps may number transfers of different types alike.
+    """
+    named = tf.compat.v1.GraphDef()
+    named.CopyFrom(graph_def)
+    for node in named.node:
+        name = node.attr["shared_name"].s.decode() if node.op == "FIFOQueueV2" else ""
+        if name.startswith(prefix):
+            tag, source, to = name.rsplit("/", 2)
+            inbox = Inbox.of(node)
+            types = "_".join(one.name for one in inbox.dtypes)
+            shapes = "_".join(map(str, inbox.shapes or ()))
+            node.attr["shared_name"].s = f"{tag}/{types}{shapes}/{source}/{to}".encode()
+    return named
+
+
 def queue_of(inbox: Inbox, device: str | tf.DeviceSpec) -> tf.queue.FIFOQueue:
     """Returns an inbox or, on a device of its source, the outbox; adds its node to the current graph."""
     with tf.device(device):

@@ -9,6 +9,7 @@ from itertools import chain
 import tensorflow as tf
 
 from autodist.errors import StrategyError
+from autodist.graph.inboxes import name_by_type
 from autodist.graph.renaming import Renaming
 from autodist.graph.stage_marks import has_stage_marks
 from autodist.graph.step import CapturedStep, ReplicatedStep, Step
@@ -233,7 +234,12 @@ class StepPlans:
         if isinstance(rewritten, ReplicatedStep):
             self.keep_shardings(rewritten.shardings, names)
         self._count += 1
-        return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
+        if len(self._spec.workers) == 1:
+            return rewritten
+        made = rewritten.with_graph(keep_apart(rewritten.graph_def))
+        if not strategy.HasField("mesh"):
+            return made
+        return made.with_graph(name_by_type(made.graph_def, "autodist/reshard/"))
 
 
 def share_names(step: CapturedStep, names: Mapping[str, str]) -> CapturedStep:

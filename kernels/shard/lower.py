@@ -117,16 +117,10 @@ def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Co
         source = [i for i in editor[source].input if not is_control(i)][1]
     key = f"{captured}/{replica}"
     with editor.subgraph(f"lowered/{key}") as f, tf.device(context.cpu(context.worker)):
-        x = f.input(source)
-        exchange = Communicator(f, context, f"{key}/{_type_of(x, how)}", group)
-        made = f.name(_LOWERED[how.kind](exchange, x, how))
+        exchange = Communicator(f, context, key, group)
+        made = f.name(_LOWERED[how.kind](exchange, f.input(source), how))
     editor.run(exchange.effects)
     editor.pass_on(name, made, step.spec_of(f"{name}:0").dtype, filter(is_control, node.input))
-
-
-def _type_of(x: tf.Tensor, how: Reshard) -> str:
-    """Returns a text that differs between transfers whose messages differ in type: all steps share queues by name."""
-    return f"{how.kind.value}_{how.dimension}_{how.split}_{x.dtype.name}{x.shape}"
 
 
 def _slice(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
