@@ -88,6 +88,7 @@ class ReadMessages:
             self._editor.rewire(tensor(node), value)
             self._editor.replace_control(node, [node_of(value)])
         self._editor.remove(replaced)
+        self._editor.drop_lost_colocation()
         for handle, value, takers in copied:
             take_copy(self._editor, takers, [tensor(handle)], self._add_copy(handle), value)
 
