@@ -112,7 +112,9 @@ class SessionPrograms:
             self._run.on_training()
         sets = only_sets(step)
         uses_resources = only_uses_resources(step)
-        kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if uses_resources else KERNELS
+        # On a mesh, a worker may read alone, as to save: it reads the parts where they are.
+        reads_parts = self._plan.strategy.HasField("mesh") and _is_local(step) and not any(a is not None for a in axes)
+        kernels = SETTING_KERNELS if sets or reads_parts else LOCAL_KERNELS if uses_resources else KERNELS
         if kernels is KERNELS and len(self._run.spec.replicas) > 1:
             require_unchanged(step.graph_def, "a run that takes a batch")
         is_read_only = not step.gradients and all(axis is None for axis in axes)
