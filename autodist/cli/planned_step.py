@@ -8,11 +8,13 @@ from math import ceil, prod
 from autodist.batch.examples import share_of
 from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
-from autodist.cli.recomputed_blocks import recomputed_block_plans
+from autodist.cli.recomputed_blocks import RecomputedBlockPlan
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.ops import Trait, having
 from autodist.graph.partial_count import PartialCount
+from autodist.graph.recomputation import Block
+from autodist.graph.recomputation_costs import recomputation_costs
 from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_holders
@@ -236,6 +238,23 @@ class PlannedStep:
             )
             for index, name in enumerate(self._names)
         )
+
+
+def recomputed_block_plans(
+    step: CapturedStep, strategy: strategy_pb2.Strategy, shapes: Mapping[str, Sequence[int]]
+) -> tuple[RecomputedBlockPlan, ...]:
+    """Returns the plans of the blocks that a strategy recomputes.
+
+    Args:
+        step: the captured step.
+        strategy: the strategy.
+        shapes: the shapes of the step's inputs on one worker, by name.
+    """
+    blocks = [Block(one.name, tuple(one.scopes)) for one in strategy.recomputed_blocks]
+    return tuple(
+        RecomputedBlockPlan(name=one.block, bytes=one.bytes, flops=one.flops, kept=one.kept)
+        for one in (recomputation_costs(step, blocks, shapes) if blocks else ())
+    )
 
 
 def held_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:

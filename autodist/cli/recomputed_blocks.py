@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import pydantic
 from rich.table import Table
 
 from autodist.graph.partial_count import PartialCount
-from autodist.graph.recomputation import Block
-from autodist.graph.recomputation_costs import recomputation_costs
-from autodist.graph.step import CapturedStep
 from autodist.logs.formatting import listed
 from autodist.logs.tables import text_table
-from autodist.proto import strategy_pb2
 from autodist.strategies.stage_table import bytes_text, flops_text
 
 RECOMPUTED_HEADS = ("recomputed block", "frees", "FLOPs again", "runs once")
@@ -36,23 +32,6 @@ class RecomputedBlockPlan(pydantic.BaseModel):
     bytes: PartialCount
     flops: PartialCount
     kept: tuple[str, ...] = ()
-
-
-def recomputed_block_plans(
-    step: CapturedStep, strategy: strategy_pb2.Strategy, shapes: Mapping[str, Sequence[int]]
-) -> tuple[RecomputedBlockPlan, ...]:
-    """Returns the plans of the blocks that a strategy recomputes.
-
-    Args:
-        step: the captured step.
-        strategy: the strategy.
-        shapes: the shapes of the step's inputs on one worker, by name.
-    """
-    blocks = [Block(one.name, tuple(one.scopes)) for one in strategy.recomputed_blocks]
-    return tuple(
-        RecomputedBlockPlan(name=one.block, bytes=one.bytes, flops=one.flops, kept=one.kept)
-        for one in (recomputation_costs(step, blocks, shapes) if blocks else ())
-    )
 
 
 def recomputed_table(blocks: Sequence[RecomputedBlockPlan], flops: int | None) -> Table:

@@ -98,7 +98,7 @@ class Holder:
     @property
     def is_everywhere(self) -> bool:
         """True if every worker holds the whole value, and no copies of it."""
-        return len(self.slices) == 1 and self.slices[0].group.is_all and not self.slices[0].copies
+        return self.axis is None and len(self.slices) == 1 and self.slices[0].group.is_all and not self.slices[0].copies
 
     def is_held_by(self, worker: int) -> bool:
         """Returns True if a worker reads the whole value without another worker."""

@@ -9,7 +9,7 @@ from tests.equivalence.test_matrix import CASES
 
 def test_every_pair_of_values_meets() -> None:
     assert covered(choose()) == all_pairs()
-    assert len(all_pairs()) == 24 * 4 + 9 * 6  # strategies with four axes of three, and those axes with one another
+    assert len(all_pairs()) == 27 * 4 + 9 * 6  # strategies with four axes of three, and those axes with one another
 
 
 def test_every_chosen_combination_is_trained() -> None:

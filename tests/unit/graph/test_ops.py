@@ -36,6 +36,16 @@ EXCEPTIONS = {
     ("layout/vanishing.py", frozenset({"Greater", "NotEqual", "Equal"})): "an idiom: `where(s > 0, a / s, 0)`",
     ("layout/images.py", frozenset({"Minimum", "Maximum"})): "an idiom: `minimum(maximum(x, n), n)`",
     ("finish/compilable.py", frozenset({"Stack", "TensorArray"})): "what names begin with",
+    (
+        "shard/rules.py",
+        frozenset({"ResourceScatterAdd", "ResourceScatterSub"}),
+    ): "adding a row of zeros changes nothing",
+    (
+        "shard/rules.py",
+        frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}),
+    ): "the variable and the value are divided alike",
+    ("shard/rules.py", frozenset({"Fill", "GatherV2", "Reshape"})): "rules that need shapes or divided rows",
+    ("shard/static_shapes.py", frozenset({"GatherV2", "StridedSlice"})): "what gradients compute shapes with",
     ("rows/gather_rows.py", frozenset({"GatherV2", "Shape"})): "what the kernel rewrites, each into another op",
 }
 """By file and ops: lists of ops that express no trait, and the reason for each."""

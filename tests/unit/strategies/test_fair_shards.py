@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,9 +34,9 @@ def test_shards_are_as_many_as_variables_and_workers_together_ask_for(step, leng
     variables = synced_variables(step({f"v{k}": (length,) for k, length in enumerate(lengths)}))
     found = fair_shards(variables, workers)
     assert sum(found.values()) <= (FEW_WORKERS + 1) * len(lengths) + PIECES * workers
-    share = sum(v.byte_size for v in variables) / workers
+    share = Fraction(sum(v.byte_size for v in variables), workers)
     for variable in variables:
-        assert found[variable.name] == workers or variable.byte_size / found[variable.name] <= share / PIECES
+        assert found[variable.name] == workers or variable.byte_size * PIECES <= share * found[variable.name]
 
 
 def test_with_many_workers_each_keeps_nearly_its_share(step, cluster):

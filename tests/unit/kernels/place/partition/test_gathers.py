@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
+from autodist.graph.names import node_of
 from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import Session, capture, one_device, plan, rewritten
 from tests.unit.kernels.place.partition.shards import assert_trains_alike, cut_in_strategy, numbers, sharded_plan
@@ -98,10 +99,13 @@ def test_an_id_out_of_range_fails_as_on_one_device(cut, wrong):
 
 def test_shards_are_asked_for_rows_and_never_read():
     captured, _ = table_step()
-    for step in rewritten(captured, sharded_plan(captured.step, {"table": BY_ROWS})):
-        ops = [node.op for node in step.graph_def.node]
-        assert "ReadVariableOp" not in ops
-        assert ops.count("ResourceGather") == len(BY_ROWS.sizes)
+    gathered = set()
+    for worker, step in enumerate(rewritten(captured, sharded_plan(captured.step, {"table": BY_ROWS}))):
+        assert "ReadVariableOp" not in [node.op for node in step.graph_def.node]
+        shards = {step.by_handle[node_of(node.input[0])].name for node in step.graph_index.of_op("ResourceGather")}
+        assert all(step.owners[shard] == worker for shard in shards)
+        gathered |= shards
+    assert len(gathered) == len(BY_ROWS.sizes)
 
 
 def test_each_shard_gets_its_own_rows_of_a_sparse_gradient():
