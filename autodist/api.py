@@ -33,7 +33,7 @@ from autodist.capture.keras.distribution.meshes import check_early_meshes
 from autodist.capture.keras.distribution.run_settings import set_run
 from autodist.capture.keras.early_initializers import seed_early_initializers
 from autodist.capture.other_strategies import refusing_strategies
-from autodist.capture.sharding_marks import Layout, alike, constrain
+from autodist.capture.sharding_marks import alike, constrain
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
 from autodist.capture.training_hooks import install_hooks, put_back
@@ -66,6 +66,7 @@ from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import is_seeded_by_script, set_default_seed
 from autodist.runtime.threads import share_cores
 from autodist.sessions.session import DistributedSession
+from autodist.sharding import Layout
 from autodist.strategies import BuildsStrategy
 from autodist.tf_compat.tf1_scripts import newer_control_flow, plain_shapes
 from autodist.verify.recorder import recorder

@@ -12,7 +12,7 @@ from autodist.logs.formatting import listed, nearest
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.sharding import OPEN, WHOLE, Axis, Dim, Sharding
+from autodist.sharding import WHOLE, Axis, Dim, Layout, Sharding
 from autodist.sharding import Mesh as MeshOfPlaces
 from autodist.strategies.all_reduce import AllReduceOptions, all_reduce_nodes
 from autodist.strategies.base import StrategyBuilder, make_strategy
@@ -20,12 +20,6 @@ from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, synced_variables
 
 log = logging.getLogger("autodist.strategies")
-
-Layout = Sequence[str | Sequence[str] | None]
-"""For each dimension of a variable: the axis that divides it, several axes (major first), None for a whole dimension,
-or "?" for a dimension that propagation may divide. Missing dimensions are whole."""
-
-OPEN_DIMENSION = "?"
 
 
 @register
@@ -156,7 +150,7 @@ class Mesh(StrategyBuilder):
                 f"the layout {list(layout)} of {pattern!r} has {len(layout)} dimensions, but {name} has the shape "
                 f"{list(shape)}: leave some out."
             )
-        dims = [*map(_dim, layout), *[WHOLE] * (len(shape) - len(layout))]
+        dims = [*map(Dim.of, layout), *[WHOLE] * (len(shape) - len(layout))]
         for length, dim in zip(shape, dims, strict=True):
             if length % mesh.count(dim.axes):
                 raise StrategyError(
@@ -170,7 +164,7 @@ class Mesh(StrategyBuilder):
             re.compile(pattern)
         except re.error as error:
             raise StrategyError(f"the pattern {pattern!r} is no regular expression: {error}.") from error
-        axes = [axis for dim in map(_dim, layout) for axis in dim.axes]
+        axes = [axis for dim in map(Dim.of, layout) for axis in dim.axes]
         unknown = next((axis for axis in axes if axis not in self.mesh), None)
         if unknown is not None:
             raise StrategyError(
@@ -192,12 +186,6 @@ class Mesh(StrategyBuilder):
     @property
     def _other_axes(self) -> list[str]:
         return [name for name in self.mesh if name != self.data]
-
-
-def _dim(value: str | Sequence[str] | None) -> Dim:
-    if value == OPEN_DIMENSION:
-        return OPEN
-    return Dim(() if value is None else (value,) if isinstance(value, str) else tuple(value))
 
 
 def _places(resource_spec: ResourceSpec) -> list[strategy_pb2.Replica]:

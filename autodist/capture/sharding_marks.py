@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from autodist.capture.local_steps import line_of_script
 from autodist.graph.sharding_marks import mark, mark_group
-from autodist.sharding import OPEN, Dim, Sharding
-
-Layout = Sequence[str | Sequence[str] | None]
-"""For each dimension: the axis that divides it, several axes (major first), None if it stays whole, or "?" if it is
-open. Missing dimensions stay whole."""
+from autodist.sharding import Dim, Layout, Sharding
 
 _groups = itertools.count()
 
@@ -32,7 +28,7 @@ def constrain(x: tf.Tensor, layout: Layout) -> tf.Tensor:
             f"ad.constrain: the layout {tuple(layout)} has {len(layout)} dimensions, and the tensor {x.name} has the "
             f"shape {x.shape}: name an axis or None for each dimension of a tensor whose rank is known."
         )
-    dims = [_dim(axis) for axis in layout] + [Dim()] * (x.shape.rank - len(layout))
+    dims = [Dim.of(entry) for entry in layout] + [Dim()] * (x.shape.rank - len(layout))
     sharding, line = Sharding(tuple(dims)), line_of_script()
     return _marked(x, lambda node: mark(node, sharding, f"ad.constrain in {line}"))
 
@@ -67,9 +63,3 @@ def _identity(x: tf.Tensor, add: Callable[[tf.Operation], None]) -> tf.Tensor:
     made = tf.raw_ops.Identity(input=x)
     add(made.op)
     return made
-
-
-def _dim(axis: str | Sequence[str] | None) -> Dim:
-    if axis == "?":
-        return OPEN
-    return Dim(() if axis is None else (axis,) if isinstance(axis, str) else tuple(axis))

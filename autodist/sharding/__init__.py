@@ -10,7 +10,7 @@ from autodist.sharding.annotations import (
     in_function,
 )
 from autodist.sharding.mesh import Axis, Mesh
-from autodist.sharding.spec import OPEN, WHOLE, Dim, Sharding
+from autodist.sharding.spec import OPEN, WHOLE, Dim, Layout, Sharding
 from autodist.sharding.text import lines_of
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Constraint",
     "DataFlowEdge",
     "Dim",
+    "Layout",
     "ManualRegion",
     "Mesh",
     "Origin",

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+Layout = Sequence[str | Sequence[str] | None]
+"""For each dimension: the axis that divides it, several axes (major first), None for a whole dimension, or "?" for one
+that propagation may divide. Missing dimensions are whole."""
+
+OPEN_ENTRY = "?"
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,13 @@ class Dim:
     axes: tuple[str, ...] = ()
     is_open: bool = False
     priority: int | None = None
+
+    @classmethod
+    def of(cls, entry: str | Sequence[str] | None) -> Dim:
+        """Returns the sharding that an entry of a `Layout` stands for."""
+        if entry == OPEN_ENTRY:
+            return OPEN
+        return cls(() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry))
 
     def __str__(self) -> str:
         text = "·".join(self.axes) or ("" if self.is_open else "–")

@@ -62,7 +62,7 @@ def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, con
     writes = [name for name, effect in step.graph_index.effects.items() if effect.writes & divided and name in editor]
     own, data = context.mesh_row[context.local_replicas[0]], context.strategy.mesh.data
     row = context.mesh.row(own, [name for name in context.mesh.names if name != data])
-    group = Group.of_workers(context.strategy.mesh.places[place].worker for place in row)
+    group = _group_of(row, context)
     others = [worker for worker in group.workers if worker != context.worker]
     if not writes or not others:
         return
@@ -77,6 +77,11 @@ def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, con
     editor.run(exchange.effects)
     for name in writes:
         editor.add_control(name, names)
+
+
+def _group_of(row: Sequence[int], context: Context) -> Group:
+    """Returns the group of the workers of some places."""
+    return Group.of_workers(context.strategy.mesh.places[place].worker for place in row)
 
 
 def holders_of_shardings(step: StepWithOwners, context: Context) -> dict[str, Holder]:
@@ -110,7 +115,7 @@ def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Co
     if how.kind is ReshardKind.INDEX:
         set_index(node, row.index(place))
         return
-    group = Group.of_workers(context.strategy.mesh.places[member].worker for member in row)
+    group = _group_of(row, context)
     data = [i for i in node.input if not is_control(i)]
     source = data[1] if node.op == "Split" else data[0]
     if how.kind is ReshardKind.ALL_TO_ALL:

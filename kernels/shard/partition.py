@@ -18,7 +18,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
-from autodist.kernels.shard.propagate import Axes, Shardings, divides, members_of
+from autodist.kernels.shard.propagate import Axes, Shardings, dividing, members_of, unused
 from autodist.kernels.shard.resharded_flows import ReshardedFlows
 from autodist.kernels.shard.reshards import add_index, add_reshard
 from autodist.kernels.shard.rules import ROW, NodeRule, Rules, Side
@@ -126,7 +126,7 @@ class _Partition:
         inputs = [i for i in rule.node.input if not is_control(i)]
         for position, side in enumerate(rule.operands):
             if side is None or self._is_variable(side) or position in passed:
-                inputs[position] = self._now.get(tensor(inputs[position]), inputs[position])
+                inputs[position] = self._current(inputs[position])
             else:
                 inputs[position] = self._in_state(inputs[position], _of_side(side, axes))
         for position in rule.rule.lengths if rule.rule else ():
@@ -201,11 +201,9 @@ class _Partition:
             wanted = [m for m in members if m.side in rule.results] if factor in results else []
             wanted += sorted(members, key=lambda m: -prod(n or 1 for n in m.side.lengths))
             found = next((a for m in variables or wanted if (a := self._axes(m.side)[m.dimension])), ())
-            axes = found[: next((k for k, a in enumerate(found) if a in used), len(found))]
-            while axes and not all(divides(m.side.lengths[m.dimension], self.mesh.count(axes)) for m in members):
-                axes = axes[:-1]
-            chosen[factor] = axes
-            used.update(axes)
+            lengths = [m.side.lengths[m.dimension] for m in members]
+            chosen[factor] = dividing(self.mesh, unused(found, used), lengths)
+            used.update(chosen[factor])
         return chosen
 
     def _is_completed(self, rule: NodeRule) -> bool:
@@ -299,8 +297,12 @@ class _Partition:
                 found.append((tensor(name), ((),) * (self.rules.shape(name).rank or 0)))
         return found
 
+    def _current(self, name: str) -> str:
+        """Returns the tensor that stands for a captured one in the program."""
+        return self._now.get(tensor(name), tensor(name))
+
     def _state(self, name: str) -> State | None:
-        return self.states.get(self._now.get(tensor(name), tensor(name)))
+        return self.states.get(self._current(name))
 
     def _made(self, name: str, state: State) -> None:
         """Notes the state of a tensor that the program makes; brings it into the state that the step needs, if any."""
@@ -325,7 +327,7 @@ class _Partition:
 
     def _in_state(self, name: str, axes: tuple[Axes, ...]) -> str:
         """Returns a tensor whose parts are those of `name`, divided by `axes` and reduced."""
-        name = self._now.get(tensor(name), tensor(name))
+        name = self._current(name)
         if self._state(name) is None and not any(axes):
             return name
         if (name, axes) not in self._resharded:
@@ -353,7 +355,7 @@ class _Partition:
         """Multiplies the lengths of a divided tensor, so that integers in the program are lengths of whole tensors."""
         for position, i in enumerate(i for i in node.input if not is_control(i)):
             state = self._state(i)
-            now = self._now.get(tensor(i), tensor(i))
+            now = self._current(i)
             if now != tensor(i):
                 inputs = list(self.editor[node.name].input)
                 inputs[position] = as_input(now)
@@ -397,7 +399,7 @@ class _Partition:
         return replace(variable, shape=shape)
 
     def _gradient(self, gradient: VariableGradient) -> VariableGradient:
-        return replace(gradient, tensors=tuple(self._now.get(tensor(t), t) for t in gradient.tensors))
+        return replace(gradient, tensors=tuple(map(self._current, gradient.tensors)))
 
     def _call(self, call: GradientCall) -> GradientCall:
         def now(name: str) -> str:

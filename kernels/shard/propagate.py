@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import prod
 
 import tensorflow as tf
@@ -128,7 +129,7 @@ class Shardings:
                 continue
             axes = self._common(factors[factor])
             used = self._used_by_others(factors, factor)
-            axes = axes[: next((k for k, axis in enumerate(axes) if axis in used), len(axes))]
+            axes = unused(axes, used)
             for member in factors[factor]:
                 if self._grow(member, axes):
                     grown.add(member.side.key)
@@ -161,10 +162,8 @@ class Shardings:
         sharding = self.of(side.key, len(side.lengths))
         dim, length = sharding.dims[at], side.lengths[at]
         others = {axis for k, other in enumerate(sharding.dims) if k != at for axis in other.axes}
-        allowed = [a for a in axes if a not in others and a not in sharding.whole and a not in sharding.partial]
-        axes = axes[: next((k for k, a in enumerate(axes) if a not in allowed), len(axes))]
-        while axes and not divides(length, self._mesh.count(axes)):
-            axes = axes[:-1]
+        taken = {*others, *sharding.whole, *sharding.partial}
+        axes = dividing(self._mesh, unused(axes, taken), [length])
         if not dim.is_open or len(axes) <= len(dim.axes) or axes[: len(dim.axes)] != dim.axes:
             return False
         self._found[side.key] = sharding.with_axes(at, axes)
@@ -188,6 +187,19 @@ def members_of(rule: NodeRule) -> dict[Factor, list[Member]]:
 def divides(length: int | None, parts: int) -> bool:
     """Returns True if a length is known and is a multiple of a number of parts."""
     return length is not None and length % parts == 0
+
+
+def unused(axes: Axes, used: Collection[str]) -> Axes:
+    """Returns the axes before the first one that is used already."""
+    return tuple(takewhile(lambda axis: axis not in used, axes))
+
+
+def dividing(mesh: Mesh, axes: Iterable[str], lengths: Iterable[int | None]) -> Axes:
+    """Returns the first of some axes, as many as together divide all lengths."""
+    found, divided = tuple(axes), list(lengths)
+    while found and not all(divides(length, mesh.count(found)) for length in divided):
+        found = found[:-1]
+    return found
 
 
 def _is_kept(rule: NodeRule, factor: Factor) -> bool:
