@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.capture.sharding_marks import Layout, constrain
+from autodist.capture.sharding_marks import constrain
+from autodist.sharding import Layout
 from tests.unit.kernels.in_one_process import Batch, Trained, assert_same, capture, one_device, plan, train
 
 Step = Callable[..., object]
