@@ -1,4 +1,4 @@
-"""Session config of a worker: its threads."""
+"""Session config of a worker: its threads, and the script's options of the graph optimizer."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ class WorkerLike(Protocol):
     def cores(self) -> int | None: ...
 
 
+_ON, _OFF = 1, 2
+"""Values of `RewriterConfig.Toggle`, which TensorFlow does not export."""
+
+
 def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.ConfigProto:
     """Returns the session config of worker `index`; the cores of a machine are divided among its workers.
 
@@ -52,7 +56,18 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
     config.gpu_options.allow_growth = True
     if len(workers) > 1:
         config.experimental.collective_group_leader = COLLECTIVE_LEADER
+    _set_graph_options(config.graph_options)
     return config
+
+
+def _set_graph_options(graph_options: tf.compat.v1.GraphOptions) -> None:
+    """Sets the options that the script has passed to `tf.config.optimizer`."""
+    rewrite_options = graph_options.rewrite_options
+    for name, value in tf.config.optimizer.get_experimental_options().items():
+        is_toggle = rewrite_options.DESCRIPTOR.fields_by_name[name].enum_type is not None
+        setattr(rewrite_options, name, (_ON if value else _OFF) if is_toggle else value)
+    if tf.config.optimizer.get_jit():
+        graph_options.optimizer_options.global_jit_level = tf.compat.v1.OptimizerOptions.ON_1
 
 
 def share_cores(workers: Sequence[WorkerLike], index: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 from autodist.resources import ResourceSpec
 from autodist.runtime.threads import COLLECTIVE_LEADER, session_config
@@ -34,3 +35,19 @@ def test_workers_of_one_machine_share_its_cores_and_know_whom_collectives_ask() 
 def test_threads_without_work_sleep_at_once() -> None:
     config = session_config(workers_of([{"address": "localhost", "cpus": [0]}]), 0)
     assert config.experimental.disable_thread_spinning
+
+
+def test_the_script_s_options_of_the_graph_optimizer_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = workers_of([{"address": "localhost", "cpus": [0]}])
+    plain = session_config(alone, 0).graph_options
+    options = {"constant_folding": False, "remapping": True, "disable_meta_optimizer": True, "min_graph_nodes": -1}
+    monkeypatch.setattr(tf.config.optimizer, "get_experimental_options", lambda: options)
+    monkeypatch.setattr(tf.config.optimizer, "get_jit", lambda: "autoclustering")
+    changed = session_config(alone, 0).graph_options
+    rewrites = changed.rewrite_options
+    assert (rewrites.constant_folding, rewrites.remapping) == (2, 1)  # OFF and ON
+    assert rewrites.disable_meta_optimizer and rewrites.min_graph_nodes == -1
+    assert rewrites.arithmetic_optimization == plain.rewrite_options.arithmetic_optimization
+    level = tf.compat.v1.OptimizerOptions
+    assert plain.optimizer_options.global_jit_level == level.DEFAULT
+    assert changed.optimizer_options.global_jit_level == level.ON_1
