@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from autodist.errors import StrategyError
 from autodist.graph.flows import flows_of
+from autodist.graph.node_rules import Rules
 from autodist.graph.step import PlacedStep
 from autodist.kernels.shard.propagate import divides
-from autodist.kernels.shard.rules import Rules
 from autodist.layout import PerExample, Propagation, Unknown
 from autodist.sharding import Mesh
 

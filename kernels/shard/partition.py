@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist.graph.flows import flows_of
 from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.node_rules import ROW, NodeRule, Rules, Side
 from autodist.graph.ops import Factor, ReducedBy, Trait, having, linear_operands
 from autodist.graph.parts import GradientCall, Variable, VariableGradient
 from autodist.graph.step import PlacedStep
@@ -21,7 +22,6 @@ from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
 from autodist.kernels.shard.propagate import Axes, Shardings, dividing, members_of, unused
 from autodist.kernels.shard.resharded_flows import ReshardedFlows
 from autodist.kernels.shard.reshards import add_index, add_reshard
-from autodist.kernels.shard.rules import ROW, NodeRule, Rules, Side
 from autodist.kernels.shard.transfers import State, after, transfers
 from autodist.kernels.shard.whole_copies import WholeCopies
 from autodist.sharding import Mesh

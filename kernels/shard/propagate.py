@@ -11,9 +11,9 @@ from math import prod
 import tensorflow as tf
 
 from autodist.graph.names import tensor
+from autodist.graph.node_rules import NodeRule, Rules, Side
 from autodist.graph.ops import Factor, FactorRule, Trait, having
 from autodist.graph.step import CapturedStep
-from autodist.kernels.shard.rules import NodeRule, Rules, Side
 from autodist.sharding import Mesh, Sharding
 
 _PASSES_THROUGH = having(

@@ -37,15 +37,15 @@ EXCEPTIONS = {
     ("layout/images.py", frozenset({"Minimum", "Maximum"})): "an idiom: `minimum(maximum(x, n), n)`",
     ("finish/compilable.py", frozenset({"Stack", "TensorArray"})): "what names begin with",
     (
-        "shard/rules.py",
+        "graph/node_rules.py",
         frozenset({"ResourceScatterAdd", "ResourceScatterSub"}),
     ): "adding a row of zeros changes nothing",
     (
-        "shard/rules.py",
+        "graph/node_rules.py",
         frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}),
     ): "the variable and the value are divided alike",
-    ("shard/rules.py", frozenset({"Fill", "GatherV2", "Reshape"})): "rules that need shapes or divided rows",
-    ("shard/static_shapes.py", frozenset({"GatherV2", "StridedSlice"})): "what gradients compute shapes with",
+    ("graph/node_rules.py", frozenset({"Fill", "GatherV2", "Reshape"})): "rules that need shapes or divided rows",
+    ("graph/static_shapes.py", frozenset({"GatherV2", "StridedSlice"})): "what gradients compute shapes with",
     ("rows/gather_rows.py", frozenset({"GatherV2", "Shape"})): "what the kernel rewrites, each into another op",
 }
 """By file and ops: lists of ops that express no trait, and the reason for each."""

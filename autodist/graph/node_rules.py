@@ -1,4 +1,4 @@
-"""Factor rules for sharding: those of the op table, with rules for shapes and variables."""
+"""Factor rules of the nodes of a step: those of the op table, with rules for shapes and variables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from autodist.graph.effects import READS, Effects
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import types_of_outputs
 from autodist.graph.ops import Factor, FactorRule, OpView, factor_rule, writes_rows
+from autodist.graph.static_shapes import StaticShapes, is_open
 from autodist.graph.step import CapturedStep
-from autodist.kernels.shard.static_shapes import StaticShapes, is_open
 
 Lengths = tuple[int | None, ...]
 
