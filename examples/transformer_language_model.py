@@ -1,8 +1,9 @@
-"""A small transformer that reads and writes character by character, in pipeline stages.
+"""A small transformer that reads and writes character by character, in pipeline stages or on a mesh.
 
 The text is Python's own help (`pydoc_data.topics`). Two blocks see 48 characters and learn to predict the next at each.
 
     python examples/transformer_language_model.py     # four workers here: two data-parallel pipelines of two stages
+    python examples/transformer_language_model.py --cluster examples/cluster_mesh.yml     # or the halves of each layer
 """
 
 import argparse

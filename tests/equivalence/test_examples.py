@@ -84,6 +84,7 @@ CASES = [
     ("char_language_model", "cluster_parallax"),
     ("skip_gram", "cluster_own_builder"),
     ("transformer_language_model", "cluster_pipeline"),
+    ("transformer_language_model", "cluster_mesh"),
 ]
 
 NO_SCRIPT = "own_builder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 import tensorflow as tf
@@ -11,6 +12,7 @@ from autodist.graph.parts import Variable, VariableGradient
 from autodist.graph.step import CapturedStep
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
+    Mesh,
     Pipeline,
     PlacedBuilder,
     all_reduce_node,
@@ -30,6 +32,7 @@ def test_each_file_is_tested_here() -> None:
         "cluster_parallax.yml",
         "cluster_own_builder.yml",
         "cluster_pipeline.yml",
+        "cluster_mesh.yml",
         "two_hosts.yml",
     }
 
@@ -62,6 +65,17 @@ def test_the_pipelines_cluster_has_a_worker_of_one_device_for_each_stage_of_each
     assert arranged(builder, spec).replica_workers == (0,) * 8
     assert isinstance(builder, PlacedBuilder) and isinstance(builder.builder, Pipeline)
     assert len(builder.builder.stages) == builder.builder.pipelines == 2
+
+
+def test_the_mesh_s_cluster_has_a_worker_for_each_device_and_divides_each_block_s_matrices() -> None:
+    spec = ResourceSpec.from_file(EXAMPLES / "cluster_mesh.yml")
+    builder = builder_from_section(spec.strategy)
+    assert [worker.devices for worker in spec.workers] == [("cpu:0",)] * 4
+    assert isinstance(builder, PlacedBuilder) and isinstance(builder.builder, Mesh)
+    assert dict(builder.builder.mesh) == {"data": 2, "model": 2}
+    patterns = builder.builder.layouts
+    names = [f"block_{k}_{layer}/kernel" for k in (0, 1) for layer in ("attention/query", "up", "down")]
+    assert all(any(re.fullmatch(pattern, name) for pattern in patterns) for name in names)
 
 
 def test_two_hosts_are_two_workers_of_which_the_second_is_reached_over_ssh() -> None:
