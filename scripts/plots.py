@@ -16,6 +16,7 @@ from typing import Any
 
 from plotting.bars import Bar, bars_of
 from plotting.lines import Line, lines_of
+from plotting.mesh import mesh_of_block
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, PICTURES = ROOT / "docs" / "data", ROOT / "docs" / "pictures"
@@ -40,6 +41,7 @@ def pictures() -> dict[str, str]:
     return {
         "speed.svg": _speed(_results("speed.json")),
         "links.svg": _links(_results("links.json")),
+        "mesh.svg": mesh_of_block(),
         **{f"scale-{model}.svg": _scale(model, paper) for model in ("resnet50", "embedding")},
     }
 
