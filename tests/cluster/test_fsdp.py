@@ -1,0 +1,131 @@
+"""FSDP on real processes: `fit` with callbacks, and functions with checkpoints, have the numbers of one device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+def fit(_: object, folder: str) -> dict[str, Any]:
+    """Trains with a validation, callbacks that read and write weights, and weights that are loaded again."""
+    keras.utils.set_random_seed(3)
+    ids = keras.Input((6,), dtype="int32")
+    x = keras.layers.Embedding(13, 8)(ids)
+    for k in range(3):
+        x = keras.layers.Add()([x, keras.layers.Dense(8, "gelu", name=f"dense_{k}")(x)])
+    model = keras.Model(ids, keras.layers.Dense(13)(keras.layers.BatchNormalization(synchronized=True)(x)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.Adam(0.02, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    x, labels = np.random.default_rng(1).integers(0, 13, (2, 19, 6)).astype("int32")
+    callbacks = [
+        keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True, min_delta=0.5),
+        keras.callbacks.ModelCheckpoint(f"{folder}/best.weights.h5", save_best_only=True, save_weights_only=True),
+        keras.callbacks.SwapEMAWeights(),
+    ]
+    fitted = model.fit(
+        x,
+        labels,
+        batch_size=5,
+        epochs=3,
+        validation_data=(x[:11], labels[:11]),
+        validation_batch_size=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    results = {name: np.asarray(values) for name, values in fitted.history.items()}
+    results |= {"predicted": model.predict(x, batch_size=5, verbose=0), "called": np.asarray(model(x[:3]))}
+    results |= {f"slot_{k}": np.asarray(variable) for k, variable in enumerate(optimizer.variables)}
+    model.load_weights(f"{folder}/best.weights.h5")
+    results |= {"loaded": np.asarray(model.evaluate(x, labels, batch_size=4, verbose=0))}
+    model.fit(x, labels, batch_size=5, shuffle=False, verbose=0)
+    return results | {f"weight_{k}": value for k, value in enumerate(model.get_weights())}
+
+
+def function(ad: Any, folder: str) -> dict[str, Any]:
+    """Trains by a function, changes the weights between two steps, and restores a checkpoint of TensorFlow."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(6, "tanh", name=f"layer_{k}") for k in range(5)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    optimizer = keras.optimizers.AdamW(0.02)
+    optimizer.build(model.trainable_variables)
+    count = tf.Variable(0, dtype=tf.int64)
+    wrapped = tf.function if ad is None else ad.function(batch="global")
+
+    @wrapped
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - tf.sin(x)))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+        count.assign_add(1)
+        return loss
+
+    @wrapped
+    def evaluate(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.square(model(x, training=False) - tf.sin(x)))
+
+    x = np.random.default_rng(1).normal(size=(9, 6))
+    losses = [float(step(x[:n])) for n in (8, 7, 3)] + [float(evaluate(x))]
+    for variable in model.trainable_variables:
+        variable.assign(0.9 * variable)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, count=count)
+    path = checkpoint.save(f"{folder}/checkpoint")
+    losses += [float(step(x))]
+    checkpoint.restore(path)
+    losses += [float(step(x)), float(step(x[:4])), float(evaluate(x))]
+    weights = {f"weight_{k}": value for k, value in enumerate(model.get_weights())}
+    return weights | {"losses": np.asarray(losses), "count": count.numpy()}
+
+
+SCRIPT = """
+from typing import Any
+import keras
+{source}
+keras.config.set_floatx("float64")
+with ad.scope():
+    keep(**{name}(ad, {folder!r}))
+"""
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("train", "workers", "prefetch"), [(fit, 4, 0), (function, 2, 1)])
+def test_training_on_several_workers_has_the_numbers_of_one_device(
+    tmp_path: Path, train: Callable[[Any, str], dict[str, Any]], workers: int, prefetch: int
+) -> None:
+    expected = train(None, str(tmp_path))
+    strategy = {"builder": "FSDP", "prefetch": prefetch, "min_partition_bytes": 1}
+    spec = {
+        "nodes": [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}],
+        "strategy": strategy,
+    }
+    script = SCRIPT.format(source=inspect.getsource(train), name=train.__name__, folder=str(tmp_path / "files"))
+    with Training(tmp_path / "run", script, spec) as run:
+        assert run.wait(240) == 0, run.stderr
+        run.assert_gone()
+        for worker in range(workers):
+            kept = run.kept(worker)
+            assert kept.keys() == expected.keys()
+            for name, value in expected.items():
+                np.testing.assert_allclose(kept[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
