@@ -21,6 +21,7 @@ from autodist.strategies.check import check_strategy
 from autodist.strategies.cost import Traffic, bytes_sent, link_bytes, sums_by_worker, traffic
 from autodist.strategies.fsdp import FSDP
 from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
+from autodist.strategies.megatron import Megatron
 from autodist.strategies.mesh import Mesh
 from autodist.strategies.nodes import partitioned_node, whole_node
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
@@ -65,6 +66,7 @@ __all__ = [
     "Cut",
     "GraphLike",
     "GreedyLoads",
+    "Megatron",
     "Mesh",
     "Override",
     "OverrideVariables",

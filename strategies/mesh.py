@@ -86,7 +86,9 @@ class Mesh(StrategyBuilder):
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
-        strategy = make_strategy("Mesh", resource_spec, variables, all_reduce_nodes(variables, AllReduceOptions()))
+        strategy = make_strategy(
+            type(self).__name__, resource_spec, variables, all_reduce_nodes(variables, AllReduceOptions())
+        )
         shapes = {variable.name: variable.shape for variable in graph_item.variables}
         strategy.mesh.CopyFrom(self.message(resource_spec))
         strategy.mesh.variables.extend(self._shardings(shapes, self.of_places(resource_spec)))

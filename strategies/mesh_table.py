@@ -41,7 +41,8 @@ class PartFigures:
         shape: of the whole variable.
         bytes: of the whole variable.
         sharding: its text form; "whole" if no axis divides it.
-        origin: the pattern or the line that requests the sharding, or "propagation"; empty for a whole variable.
+        origin: the pattern or the line that requests the sharding, or "propagation"; of a whole variable, the
+            reason, or empty.
         part_shape: the shape of the part.
         part_bytes: the bytes of the part.
         slots: the parts of the optimizer's slots for the variable.
@@ -176,7 +177,8 @@ def _part(
 ) -> PartFigures:
     shape = tuple(variable.shape)
     if sharding is None or not sharding.divides:
-        return PartFigures(variable.name, shape, variable.byte_size, WHOLE, "", shape, variable.byte_size, slots)
+        reason = "" if origin == PROPAGATED else origin
+        return PartFigures(variable.name, shape, variable.byte_size, WHOLE, reason, shape, variable.byte_size, slots)
     counts = [mesh.count(axes) for axes in sharding.axes]
     part = tuple(length // count for length, count in zip(shape, counts, strict=True))
     used = mesh.count(axis for axes in sharding.axes for axis in axes)

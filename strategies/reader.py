@@ -71,9 +71,9 @@ def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
     name = section.builder or DEFAULT
     maker = find_builder(name, section.place("builder"))
     about = name if section.builder else f"{DEFAULT} (the default builder)"
-    options = {**section.options, "layouts": _layouts(section)} if maker is Mesh else section.options
+    options = {**section.options, "layouts": _layouts(section)} if issubclass(maker, Mesh) else section.options
     builder: BuildsStrategy = _make(maker, about, options, section.place)
-    overrides = () if maker is Mesh else tuple(_override(override, section) for override in section.variables)
+    overrides = () if issubclass(maker, Mesh) else tuple(_override(override, section) for override in section.variables)
     if overrides:
         builder = OverrideVariables(builder, overrides)
     return builder if section.place() is None else PlacedBuilder(builder, section)

@@ -282,4 +282,10 @@ def _fill(op: _View) -> FactorRule | None:
     return FactorRule((None, None), (tuple(range(op.output_shape().rank or 0)),), lengths=(0,))
 
 
-_OWN = {"Fill": _fill, "GatherV2": _gather, "Reshape": _reshape}
+def _identities(op: _View) -> FactorRule:
+    """IdentityN: each result is the operand at its position."""
+    sides = tuple(tuple(f"{k}.{axis}" for axis in range(op.rank(k) or 0)) for k in range(len(op.inputs)))
+    return FactorRule(sides, sides)
+
+
+_OWN = {"Fill": _fill, "GatherV2": _gather, "IdentityN": _identities, "Reshape": _reshape}

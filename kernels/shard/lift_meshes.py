@@ -14,7 +14,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.annotated import annotated, with_annotations
 from autodist.kernels.shard.checked import checked
 from autodist.logs.formatting import counted
-from autodist.sharding import Annotations, Constraint, Mesh, Origin, Sharding
+from autodist.sharding import OPEN, Annotations, Constraint, Mesh, Origin, Sharding
 
 MESH = "mesh"
 """The name of a strategy's mesh in the table."""
@@ -85,7 +85,8 @@ def _with_strategy(step: CapturedStep, context: Context) -> Annotations:
     for one in context.strategy.mesh.variables:
         own = Constraint(Sharding.parse(one.sharding), Origin(one.origin), context.mesh)
         other = variables.setdefault(one.variable, own)
-        if other.origin != own.origin and other.sharding.dims[: own.sharding.rank] != own.sharding.dims:
+        is_open = all(dim == OPEN for dim in own.sharding.dims)
+        if not is_open and other.origin != own.origin and other.sharding.dims[: own.sharding.rank] != own.sharding.dims:
             raise StrategyError(
                 f"The variable {one.variable} has two shardings, {own.sharding} ({own.origin}) and {other.sharding} "
                 f"({other.origin}). Leave out one of them."

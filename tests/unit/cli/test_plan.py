@@ -337,6 +337,19 @@ def test_of_a_mesh_the_parts_the_collectives_and_their_bytes_are_planned(tmp_pat
     assert "Collectives" in page.read_text()
 
 
+def test_megatron_finds_the_layouts_and_the_plan_shows_their_origins(tmp_path: Path) -> None:
+    (found,) = plans_of("--workers", "2", "--strategy", "Megatron", write(tmp_path, STAGES))
+    assert found.builder == "Megatron" and found.mesh is not None
+    assert [(v.sharding, v.origin) for v in found.mesh.variables] == [
+        ("[–, model]", "Megatron: columns"),
+        ("[model, –]", "Megatron: rows"),
+        ("[–, model]", "Megatron: columns"),
+        ("[model, –]", "Megatron: rows"),
+    ]
+    (sums,) = found.mesh.collectives or ()
+    assert (sums.kind, sums.calls) == ("all_reduce", 3)  # two forward; the input of the first layer has no gradient
+
+
 def test_a_plan_of_a_mesh_is_read_back_and_compared(tmp_path: Path) -> None:
     mesh, script = write(tmp_path, MESH, "mesh.yml"), write(tmp_path, STAGES)
     both = plan("--workers", "2", "--strategy", mesh, "--strategy", "AllReduce", script)

@@ -44,7 +44,10 @@ EXCEPTIONS = {
         "graph/node_rules.py",
         frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}),
     ): "the variable and the value are divided alike",
-    ("graph/node_rules.py", frozenset({"Fill", "GatherV2", "Reshape"})): "rules that need shapes or divided rows",
+    (
+        "graph/node_rules.py",
+        frozenset({"Fill", "GatherV2", "IdentityN", "Reshape"}),
+    ): "rules that need shapes or divided rows",
     ("graph/static_shapes.py", frozenset({"GatherV2", "StridedSlice"})): "what gradients compute shapes with",
     ("rows/gather_rows.py", frozenset({"GatherV2", "Shape"})): "what the kernel rewrites, each into another op",
 }

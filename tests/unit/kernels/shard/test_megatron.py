@@ -1,0 +1,47 @@
+"""Steps under the layouts that Megatron finds equal those of one device; the transfers of a block."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from autodist.kernels.shard.reshards import ReshardKind
+from autodist.resources import ResourceSpec
+from autodist.strategies import Megatron, arranged
+from tests.unit.kernels.shard.mesh_models import Model, perceptron, table, transformer
+from tests.unit.kernels.shard.test_partition import assert_equal_on_mesh, transfers_of
+
+SIZES = {"data": 2, "model": 2}
+MACHINES = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 4}]})
+
+
+def layouts_of(model: Model) -> dict[str, str]:
+    builder = Megatron(mesh=SIZES)
+    strategy = builder.build(model.captured.step, arranged(builder, MACHINES))
+    return {one.variable: one.sharding for one in strategy.mesh.variables}
+
+
+@pytest.mark.usefixtures("keras_in_float64")
+def test_a_block_is_summed_twice_forward_and_twice_backward():
+    model = transformer(keras.optimizers.Adam(1e-2), blocks=2)
+    layouts = layouts_of(model)
+    without_table = {name: text for name, text in layouts.items() if name != "embed/embeddings"}
+    assert transfers_of(model, {"model": 2}, without_table) == {ReshardKind.ALL_REDUCE: 2 * (2 + 2)}
+    assert transfers_of(model, {"model": 2}, layouts)[ReshardKind.ALL_REDUCE] == 2 * (2 + 2) + 1
+
+
+@pytest.mark.usefixtures("keras_in_float64")
+def test_a_transformer_equals_one_device():
+    model = transformer(keras.optimizers.Adam(1e-2, epsilon=1e-3), blocks=2, lengths=(4, 3, 1))
+    assert_equal_on_mesh(model, SIZES, layouts_of(model), 1e-9)
+
+
+def test_a_perceptron_equals_one_device():
+    model = perceptron()
+    assert_equal_on_mesh(model, SIZES, layouts_of(model))
+
+
+@pytest.mark.parametrize("update", ["rows", "tied"])
+def test_a_table_equals_one_device(update):
+    model = table(update)
+    assert_equal_on_mesh(model, SIZES, layouts_of(model))
