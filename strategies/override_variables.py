@@ -47,8 +47,21 @@ class OverrideVariables(StrategyBuilder):
         """Checks nothing: the parts check themselves."""
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
+        """Returns the strategy.
+
+        Raises:
+            StrategyError: an override matches no variable, or the builder divides tensors over a mesh.
+        """
         inner = call_builder(self.builder, graph_item, resource_spec)
         check_nodes(inner, graph_item, resource_spec)
+        if inner.HasField("mesh"):
+            raise StrategyError(
+                f"The overrides of {listed(repr(one.pattern) for one in self.overrides)} choose how variables "
+                f"are synchronized, but {inner.builder} divides variables over a mesh, where all gradients are summed "
+                "over the axis of the batch, without compressors and parameter servers. Remove the overrides, or use "
+                "another builder.",
+                next((override.place for override in self.overrides), None),
+            )
         variables = synced_variables(graph_item)
         chosen = _chosen(self.overrides, variables, graph_item)
         nodes = {node.variable: node for node in inner.nodes}

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from autodist.compressors import Float16
 from autodist.errors import StrategyError
 from autodist.resources import ResourceSpec
-from autodist.strategies import Mesh, arranged, builder_from_section, check_strategy, strategy_table
+from autodist.strategies import (
+    Mesh,
+    Override,
+    OverrideVariables,
+    UseAllReduce,
+    UseParameterServer,
+    arranged,
+    builder_from_section,
+    check_strategy,
+    strategy_table,
+)
 
 SHAPES = {"up/kernel": (4, 8), "up/bias": (8,), "down/kernel": (8, 4), "head/kernel": (4, 3)}
 MEGATRON = {"up/kernel": (None, "model"), "down/kernel": ("model", None)}
@@ -101,6 +112,13 @@ def test_a_wrong_option_is_refused_with_its_line(tmp_path, options, problem):
 def test_a_layout_that_does_not_fit_is_refused(step, cluster, layouts, problem):
     with pytest.raises(StrategyError, match=problem):
         built(step(SHAPES), cluster(2), mesh={"model": 2}, layouts=layouts)
+
+
+@pytest.mark.parametrize("use", [UseParameterServer(sync=False), UseAllReduce(compressor=Float16())])
+def test_overrides_of_synchronizers_are_refused(step, cluster, use):
+    builder = OverrideVariables(Mesh(mesh={"model": 2}, layouts=MEGATRON), (Override("up/.*", use),))
+    with pytest.raises(StrategyError, match=r"overrides of 'up/\.\*'.*but Mesh divides variables over a mesh"):
+        builder.build(step(SHAPES), arranged(builder, cluster(2)))
 
 
 def test_devices_of_one_worker_in_several_rows_are_refused(cluster):
