@@ -46,7 +46,7 @@ def casts() -> DrawnModel:
         y = rounded(y @ v, tf.bfloat16) + rounded(b, tf.float16)
         return tf.reduce_mean(tf.reduce_sum(y**2, 1))
 
-    return made(trained(loss, [w, v, b]), inputs(4))
+    return made(trained(loss, [w, v, b]), inputs(4), by_replica=True)
 
 
 def cached_keys() -> DrawnModel:
