@@ -12,13 +12,14 @@ import tensorflow as tf
 from autodist.graph.flows import flows_of
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.node_rules import ROW, NodeRule, Rules, Side
-from autodist.graph.ops import Factor, ReducedBy, Trait, having, linear_operands
+from autodist.graph.ops import Factor, ReducedBy, Trait, having
 from autodist.graph.parts import GradientCall, Variable, VariableGradient
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
+from autodist.kernels.shard.partials import Operand, Passed, passed_on
 from autodist.kernels.shard.propagate import Axes, Shardings, dividing, members_of, unused
 from autodist.kernels.shard.resharded_flows import ReshardedFlows
 from autodist.kernels.shard.reshards import add_index, add_reshard
@@ -75,6 +76,8 @@ class _Partition:
         self._now: dict[str, str] = {}
         self._resharded: dict[tuple[str, tuple[Axes, ...]], str] = {}
         self._own_rows: dict[str, str] = {}
+        self._of_first: dict[tuple[str, Axes], str] = {}
+        self._index: dict[Axes, str] = {}
         self._outputs = frozenset(map(tensor, step.outputs))
         self._fixed = dict(self._fixed_states())
         self._added: dict[str, tf.TensorSpec] = {}
@@ -107,7 +110,7 @@ class _Partition:
         axes = self._choose(rule)
         others = self._in_other_axes(rule, axes)
         passed = self._passed_on(rule, axes)
-        inputs = self._inputs(rule, axes, passed[0] if passed else ())
+        inputs = self._inputs(rule, axes, passed)
         self.editor.set_inputs(name, [*map(as_input, inputs), *filter(is_control, node.input)])
         if node.op == "EnsureShape" and (result := rule.results[0]) is not None:
             self._divide_attribute(name, _of_side(result, axes))
@@ -117,22 +120,27 @@ class _Partition:
         for k, side in enumerate(rule.results):
             if side is not None or reduced or passed:
                 state = State(() if side is None else _of_side(side, axes), reduced, how)
-                self._made(f"{name}:{k}", replace(state, partial=passed[1].partial) if passed else state)
+                self._made(
+                    f"{name}:{k}", State(state.axes, self.mesh.ordered(passed.partial), passed.how) if passed else state
+                )
                 if axes.get(ROW):
                     self._mask_rows(name, state)
 
-    def _inputs(self, rule: NodeRule, axes: Mapping[Factor, Axes], passed: Sequence[int]) -> list[str]:
+    def _inputs(self, rule: NodeRule, axes: Mapping[Factor, Axes], passed: Passed | None) -> list[str]:
         """Returns the data inputs of a node, divided by `axes`; partial values of the operands `passed` stay so."""
+        stay, first = (passed.positions, passed.first) if passed else ((), {})
         inputs = [i for i in rule.node.input if not is_control(i)]
         for position, side in enumerate(rule.operands):
-            if side is None or self._is_variable(side) or position in passed:
+            if side is None or self._is_variable(side) or position in stay:
                 inputs[position] = self._current(inputs[position])
             else:
                 inputs[position] = self._in_state(inputs[position], _of_side(side, axes))
+            if position in first:
+                inputs[position] = self._on_first(inputs[position], first[position])
         for position in rule.rule.lengths if rule.rule else ():
             result = rule.results[0]
             if result is not None:
-                inputs[position] = self._divided(inputs[position], _of_side(result, axes))
+                inputs[position] = self._divided(inputs[position], result, _of_side(result, axes))
         return self._of_own_rows(rule, axes[ROW], inputs) if axes.get(ROW) else inputs
 
     # -- rows of a divided table -----------------------------------------------------------------------------------
@@ -168,6 +176,19 @@ class _Partition:
             made = f.name(_rows_where(self._input(f, self._own_rows[name]), self._input(f, found)))
         self._now[found], self.states[made], self.source_of[made] = made, state, found
         self._note(made, found, state.axes)
+
+    def _on_first(self, name: str, axes: Axes) -> str:
+        """Returns a tensor on the first place along some axes, and zeros on the others."""
+        if (name, axes) not in self._of_first:
+            index = self._index.get(axes) or add_index(self.editor, f"autodist/first/index_{len(self._index)}", axes)
+            self._index[axes] = index
+            with self.editor.subgraph(f"first/{len(self._of_first)}") as f:
+                x = self._input(f, name)
+                is_first = tf.equal(f.input(index, tf.int64, []), 0)
+                made = f.name(tf.where(is_first, x, tf.zeros_like(x)))
+            self.source_of[made] = self.source_of.get(tensor(name), tensor(name))
+            self._of_first[name, axes] = made
+        return self._of_first[name, axes]
 
     def _input(self, f: SubgraphBuilder, name: str) -> tf.Tensor:
         """Returns a tensor of the program for new arithmetic, with its known rank."""
@@ -249,30 +270,34 @@ class _Partition:
             return (), "sum"
         return self.mesh.ordered(over), _HOW[rule.rule.reduced]
 
-    def _passed_on(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> tuple[list[int], State] | None:
-        """Returns the operands whose partial values a node passes on, and their state; None if it passes none on."""
-        name = rule.node.name
-        inputs = [i for i in rule.node.input if not is_control(i)]
-        partial = {k: s for k, i in enumerate(inputs) if (s := self._state(i)) is not None and s.partial}
-        linear = linear_operands(rule.node.op, len(inputs))
-        if not partial or linear is None or len(rule.results) != 1 or self._reduced(rule, axes)[0]:
-            return None
+    def _passed_on(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> Passed | None:
+        """Returns the partial operands that a node passes on; None if it passes none on."""
+        name, result = rule.node.name, rule.results[0] if rule.results else None
         # A list of tensors, or a tensor of unknown rank, cannot be reduced later.
-        if self.step.spec_of(f"{name}:0").dtype == tf.variant or rule.results[0] is None:
+        if len(rule.results) != 1 or result is None or None in rule.operands or self._reduced(rule, axes)[0]:
             return None
-        positions, apart = linear
-        states = list(partial.values())
-        is_sum = not apart and set(positions) == partial.keys()
-        is_product = apart and len(partial) == 1 and partial.keys() <= set(positions)
-        if not (is_sum or is_product) or any(s.partial != states[0].partial or s.how != "sum" for s in states):
+        inputs = [i for i in rule.node.input if not is_control(i)]
+        operands = [self._operand(name, i, side, axes) for i, side in zip(inputs, rule.operands, strict=True)]
+        dtype = self.step.spec_of(f"{name}:0").dtype
+        if dtype == tf.variant or not any(operand.partial for operand in operands):
             return None
-        for k, state in partial.items():
-            side = rule.operands[k]
-            if self._has_other_readers(inputs[k], name) or state.axes != (_of_side(side, axes) if side else ()):
-                return None
-        if any(axis in states[0].partial for found in axes.values() for axis in found):
+        elements = self._elements(f"{name}:0", _of_side(result, axes))
+        passed = passed_on(rule.node.op, operands, elements, dtype.size, dtype.is_integer)
+        if passed is not None and any(axis in passed.partial for found in axes.values() for axis in found):
             return None
-        return list(partial), states[0]
+        return passed
+
+    def _operand(self, reader: str, name: str, side: Side | None, axes: Mapping[Factor, Axes]) -> Operand:
+        state = self._state(name)
+        if side is None or state is None:
+            return Operand(None, False, 0)
+        can_stay = state.axes == _of_side(side, axes) and not self._has_other_readers(name, reader)
+        return Operand(state, can_stay, self._elements(side.key, state.axes))
+
+    def _elements(self, name: str, axes: Sequence[Axes]) -> int:
+        """Returns the number of elements of a place's part of a captured tensor."""
+        lengths = self.rules.static.shape(name).as_list()
+        return prod(length or 1 for length in lengths) // prod(self.mesh.count(own) for own in axes)
 
     def _has_other_readers(self, name: str, reader: str) -> bool:
         """Returns True if a tensor is an output, or is read by another node."""
@@ -363,21 +388,22 @@ class _Partition:
             if state is None or not any(state.axes):
                 continue
             name = f"{node.name}:{position}"
-            counts = [self.mesh.count(axes) for axes in state.axes]
-            dtype = self.step.spec_of(name).dtype
             with self.editor.subgraph(f"lengths/{len(self.source_of)}") as f:
-                factor = tf.constant(prod(counts) if node.op == "Size" else counts, dtype)
-                whole = f.name(f.input(name) * factor)
+                own = f.input(name)
+                if node.op == "Size":
+                    whole = f.name(own * prod(self.mesh.count(axes) for axes in state.axes))
+                else:
+                    whole = f.name(lengths_where_known(own, self.rules.static.lengths(i) or ()))
             self._now[name] = whole
             self.source_of[whole] = name
 
-    def _divided(self, lengths: str, axes: Sequence[Axes]) -> str:
-        """Returns the lengths of a place's part of a tensor."""
+    def _divided(self, lengths: str, result: Side, axes: Sequence[Axes]) -> str:
+        """Returns the lengths of a place's part of a result."""
         if not any(axes):
             return lengths
+        known = [n if n is None else n // self.mesh.count(own) for n, own in zip(result.lengths, axes, strict=True)]
         with self.editor.subgraph(f"lengths/{len(self.source_of)}") as f:
-            whole = f.input(lengths)
-            own = f.name(whole // tf.constant([self.mesh.count(a) for a in axes], whole.dtype))
+            own = f.name(lengths_where_known(f.input(lengths), known))
         self.source_of[own] = tensor(lengths)
         return own
 
@@ -407,6 +433,13 @@ class _Partition:
 
         terms = tuple(replace(term, tensor=now(term.tensor)) for term in call.terms)
         return replace(call, targets=tuple(map(now, call.targets)), terms=terms)
+
+
+def lengths_where_known(lengths: tf.Tensor, known: Sequence[int | None]) -> tf.Tensor:
+    """Returns lengths with constants for those that are known, so that TensorFlow infers shapes from them."""
+    if None not in known:
+        return tf.constant(known, lengths.dtype)
+    return tf.stack([lengths[k] if n is None else tf.constant(n, lengths.dtype) for k, n in enumerate(known)])
 
 
 def _rows_where(is_kept: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -91,6 +91,13 @@ def test_a_block_is_summed_twice_forward_and_twice_backward():
 
 
 @pytest.mark.usefixtures("in_float64")
+def test_the_norm_of_all_gradients_is_summed_once():
+    model = transformer(keras.optimizers.SGD(1e-2, global_clipnorm=0.1), blocks=2)
+    found = transfers_of(model, {"model": 2}, model.layouts(MEGATRON))
+    assert found == {ReshardKind.ALL_REDUCE: 8 + 1, ReshardKind.INDEX: 1}
+
+
+@pytest.mark.usefixtures("in_float64")
 def test_each_place_holds_its_part_of_variables_and_slots():
     model = transformer(keras.optimizers.Adam(1e-2))
     strategy = on_mesh(model.captured.step, {"model": 2}, model.layouts(MEGATRON))
