@@ -42,7 +42,8 @@ def plan(
     The script runs on one device up to its first training step, which is captured. It continues while another of its
     `@ad.function`s that computes gradients has not been called; its steps then return ones. "sends" and "receives" are
     the bytes of gradients and variable values per step, "holds" is the size of variables with the optimizer's slots.
-    FLOPs are TensorFlow's count for a worker's part of the first batch. For a pipeline, the plan shows the memory, the
+    Activations are the tensors that are kept for the backward pass, FLOPs TensorFlow's count; both are those of a
+    worker's part of the first batch. For a pipeline, the plan shows the memory, the
     FLOPs and the transfers of its stages. The script's output goes to standard error.
 
     Examples:

@@ -33,7 +33,7 @@ MOST_LINKS = 12
 
 _HEADS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step")
 
-WORKER_HEADS = ("worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step")
+WORKER_HEADS = ("worker", "replicas", "sends a step", "receives", "holds", "activations", "FLOPs a step")
 
 
 def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
@@ -144,6 +144,7 @@ def worker_rows(plan: PlannedStrategy) -> list[list[str]]:
             str(w.replicas),
             *(bytes_text(PartialCount(count, w.is_least)) for count in (w.sent, w.received)),
             readable_bytes(w.held),
+            "not known" if w.activations is None else bytes_text(w.activations),
             readable_flops(w.flops),
         ]
         for w in plan.workers
@@ -163,7 +164,7 @@ def _of(step: str) -> str:
 
 
 def _totals(plans: Sequence[PlannedStrategy]) -> Table:
-    heads = ("sends a step", "receives", "on one link", "holds", "FLOPs a step")
+    heads = ("sends a step", "receives", "on one link", "holds", "activations", "FLOPs a step")
     rows = [[head, *cells] for head, *cells in zip(heads, *map(_most, plans), strict=True)]
     return text_table(f"a worker at most{_of(plans[0].step)}", ["", *(plan.strategy for plan in plans)], rows)
 
@@ -176,8 +177,15 @@ def _most(plan: PlannedStrategy) -> list[str]:
         readable_bytes(max(w.received for w in plan.workers)) + more,
         readable_bytes(max((link.bytes for link in plan.links), default=0)),
         readable_bytes(max(w.held for w in plan.workers)),
+        _most_activations(plan),
         readable_flops(_most_flops(plan)),
     ]
+
+
+def _most_activations(plan: PlannedStrategy) -> str:
+    counts = [worker.activations for worker in plan.workers]
+    known = [count for count in counts if count is not None]
+    return bytes_text(max(known, key=lambda one: one.count)) if known and len(known) == len(counts) else "not known"
 
 
 def _most_flops(plan: PlannedStrategy) -> int | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil, prod
 
+import tensorflow as tf
+
 from autodist.batch.examples import share_of
 from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
-from autodist.cli.recomputed_blocks import RecomputedBlockPlan
+from autodist.cli.recomputed_blocks import RecomputedBlockPlan, without_recomputed
+from autodist.graph.activations import activation_bytes
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.ops import Trait, having
@@ -56,7 +59,9 @@ class PlannedStep:
     ) -> None:
         self._step, self._spec, self._rehearses = step, spec, rehearses
         self._global_shapes, self._shapes = shapes, _of_the_chief(step, shapes, spec.replica_workers)
-        self._rows, self._flops = gradient_rows(step, self._shapes), count_flops(step, self._shapes)
+        inferred = with_inferred_shapes(step, sorted(step.named), self._shapes)
+        self._rows, self._flops = gradient_rows(step, self._shapes), count_flops(inferred)
+        self._activations = None if self._flops is None else activation_bytes(step, inferred)
         self._global_rows = gradient_rows(step, shapes)
         self._synced = {variable.name: variable for variable in synced_variables(step)}
         self._slots = find_slots(step)
@@ -100,15 +105,18 @@ class PlannedStep:
         of_workers = [replica.worker for replica in strategy.graph_config.replicas]
         replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
         flops = [None if self._flops is None else self._flops * count // replicas[0] for count in replicas]
+        recomputed = recomputed_block_plans(self._step, strategy, self._shapes)
+        kept = self._activations and without_recomputed(self._activations, recomputed)
+        activations = [kept and PartialCount(kept.count * count // replicas[0], kept.is_least) for count in replicas]
         return PlannedStrategy(
             strategy=named,
             builder=strategy.builder,
             step=shown_as,
             variables=tuple(variables),
-            workers=self._workers(held, tallies, replicas, flops),
+            workers=self._workers(held, tallies, replicas, flops, activations),
             links=self._links(tallies),
             sums=sum_summary(strategy, self._step, self._spec),
-            recomputed=recomputed_block_plans(self._step, strategy, self._shapes),
+            recomputed=recomputed,
         )
 
     def _mesh_costs(
@@ -152,6 +160,7 @@ class PlannedStep:
                 costs.links,
                 replicas,
                 [None if costs.examples is None else costs.flops.count * count for count in replicas],
+                [None if costs.examples is None else costs.activations * count for count in replicas],
             ),
             links=self._links(costs.links),
             mesh=figures,
@@ -165,12 +174,13 @@ class PlannedStep:
         figures = figures_of(strategy, self._step, self._names, held, costs)
         stage_of_worker = {name: stage for stage in figures.stages for name in stage.workers}
         flops = [stage_of_worker[name].flops(figures.micro_batches) for name in self._names]
+        none = [None] * len(self._names)  # they depend on the order of the micro-batches
         return PlannedStrategy(
             strategy=name,
             builder=strategy.builder,
             step=shown_as,
             variables=tuple(self._of_stage(node, strategy) for node in strategy.nodes),
-            workers=self._workers(held, links, [figures.micro_batches] * len(self._names), flops),
+            workers=self._workers(held, links, [figures.micro_batches] * len(self._names), flops, none),
             links=self._links(links),
             pipeline=figures,
         )
@@ -224,6 +234,7 @@ class PlannedStep:
         links: Mapping[Link, PartialCount],
         replicas: Sequence[int],
         flops: Sequence[int | None],
+        activations: Sequence[PartialCount | None],
     ) -> tuple[WorkerPlan, ...]:
         sent, received = sums_by_worker({link: one.count for link, one in links.items()}, len(self._names))
         return tuple(
@@ -235,6 +246,7 @@ class PlannedStep:
                 is_least=any(one.is_least for link, one in links.items() if index in link),
                 held=held[index],
                 flops=flops[index],
+                activations=activations[index],
             )
             for index, name in enumerate(self._names)
         )
@@ -303,19 +315,17 @@ def _of_the_chief(
 _INPUTS = having(Trait.FED | Trait.ITERATOR_GET)
 
 
-def count_flops(step: CapturedStep, shapes: Mapping[str, Sequence[int]]) -> int | None:
+def count_flops(graph: tf.Graph) -> int | None:
     """Counts the FLOPs of a step by `flops_of_nodes`, without ops that lack a formula or a shape.
 
     A loop body counts once.
 
     Args:
-        step: the captured step.
-        shapes: the shapes of its inputs, by name.
+        graph: the step, with the shapes that follow from those of its inputs.
 
     Returns:
         None if the shape of a fed or iterator-produced tensor is not known.
     """
-    graph = with_inferred_shapes(step, sorted(step.named), shapes)
     inputs = [t for op in graph.get_operations() if op.type in _INPUTS for t in op.outputs]
     if not all(tensor.shape.is_fully_defined() for tensor in inputs):
         return None

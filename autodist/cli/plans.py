@@ -8,6 +8,7 @@ import pydantic
 
 from autodist.cli.command_errors import UsageError
 from autodist.cli.recomputed_blocks import RecomputedBlockPlan
+from autodist.graph.partial_count import PartialCount
 from autodist.logs.formatting import counted
 from autodist.strategies.mesh_table import MeshFigures
 from autodist.strategies.stage_table import PipelineFigures
@@ -91,6 +92,7 @@ class WorkerPlan(_Part):
         is_least: True if `sent` and `received` are lower bounds.
         held: the bytes of the variables that it holds, with their slots.
         flops: TensorFlow's count for a step on the worker's part of the first batch; None: not known.
+        activations: bytes of the forward pass that the worker keeps for the backward pass; None: not known.
     """
 
     name: str
@@ -100,6 +102,7 @@ class WorkerPlan(_Part):
     is_least: bool = False
     held: int
     flops: int | None = None
+    activations: PartialCount | None = None
 
 
 class LinkPlan(_Part):

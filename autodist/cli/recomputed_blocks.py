@@ -60,11 +60,21 @@ def recomputed_caption(blocks: Sequence[RecomputedBlockPlan], flops: int | None)
 
     One block's activations exist at a time in the backward pass, so the largest block saves nothing.
     """
-    freed, again = _sum(one.bytes for one in blocks), _sum(one.flops for one in blocks)
-    largest = max(one.bytes.count for one in blocks)
-    saved = bytes_text(PartialCount(freed.count - largest, freed.is_least))
+    again = _sum(one.flops for one in blocks)
+    saved = bytes_text(_saved(blocks))
     more = f", {round(100 * again.count / flops)} % more" if flops and again.count else ""
     return f"The backward pass holds {saved} less, and computes {flops_text(again)} FLOPs again{more}"
+
+
+def without_recomputed(activations: PartialCount, blocks: Sequence[RecomputedBlockPlan]) -> PartialCount:
+    """Returns the bytes of the activations that stay in memory if blocks are recomputed."""
+    saved = _saved(blocks)
+    return PartialCount(activations.count - saved.count, activations.is_least or saved.is_least)
+
+
+def _saved(blocks: Sequence[RecomputedBlockPlan]) -> PartialCount:
+    freed, largest = _sum(one.bytes for one in blocks), max((one.bytes.count for one in blocks), default=0)
+    return PartialCount(freed.count - largest, freed.is_least)
 
 
 def _sum(counts: Iterable[PartialCount]) -> PartialCount:

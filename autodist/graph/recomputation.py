@@ -10,7 +10,7 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
 from autodist.graph.seeds import live_calls
-from autodist.graph.step import CapturedStep, Step
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 _COPY = "-recomputed"
@@ -86,7 +86,7 @@ def may_repeat(graph_index: GraphIndex, name: str) -> bool:
     return op not in _ONE_VALUE_AMONG_SEVERAL and name not in graph_index.effects and is_stateless(op)
 
 
-def backward_passes(step: CapturedStep) -> tuple[frozenset[str], ...]:
+def backward_passes(step: Step) -> tuple[frozenset[str], ...]:
     """Returns, for each call of `gradient` that the step needs, the nodes that depend on its seed."""
     is_planned = not (step.outputs or step.targets)  # the entire graph of a session
     calls = step.gradient_calls if is_planned else [step.gradient_calls[k] for k in live_calls(step)]

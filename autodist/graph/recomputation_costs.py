@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from autodist.graph.activations import SAME_BUFFER, byte_size
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.ops import Trait, having
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.recomputation import Block, Recomputation, backward_passes, find_recomputations, is_repeatable
 from autodist.graph.step import CapturedStep
-
-_SAME_BUFFER = having(Trait.IDENTITY | Trait.RESHAPES)
-"""Ops that usually return the buffer of their first input."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ def _cost(
     flops: Mapping[str, int | None],
 ) -> RecomputationCost:
     nodes = dict.fromkeys(name for one in found for name in one.nodes)
-    sizes = (_byte_size(graph, name) for name in _freed(step, found, nodes))
+    sizes = (byte_size(graph, name) for name in _freed(step, found, nodes))
     return RecomputationCost(
         block.name,
         PartialCount.of(sizes),
@@ -82,14 +79,8 @@ def _freed(step: CapturedStep, found: Iterable[Recomputation], nodes: Mapping[st
     buffers: dict[str, None] = {}
     for name in read:
         buffer = name
-        while node_of(buffer) in nodes and graph_index.nodes[node_of(buffer)].op in _SAME_BUFFER:
+        while node_of(buffer) in nodes and graph_index.nodes[node_of(buffer)].op in SAME_BUFFER:
             buffer = tensor(graph_index.nodes[node_of(buffer)].input[0])
         if node_of(buffer) in nodes:  # otherwise, the buffer is that of a tensor that enters the block
             buffers[buffer] = None
     return buffers
-
-
-def _byte_size(graph: tf.Graph, name: str) -> int | None:
-    """Returns the bytes of a tensor; None if its shape is not known."""
-    found = graph.get_tensor_by_name(name)
-    return int(found.shape.num_elements()) * found.dtype.size if found.shape.is_fully_defined() else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autodist.graph.loss_terms import find_terms, loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, Term
-from autodist.graph.step import CapturedStep
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.walks import reach
 from autodist.layout import (
     Examples,
@@ -64,7 +64,7 @@ def seed_weight(
     return Undecided(*(unknown or [(call.targets[0], "its targets are means with different weights")])[0])
 
 
-def live_calls(step: CapturedStep) -> list[int]:
+def live_calls(step: Step) -> list[int]:
     """Returns the positions of the calls of `gradient` that an output or target depends on."""
     roots = [*map(node_of, step.outputs), *step.targets]
     needed = reach(roots, step.graph_index.sources.__getitem__)

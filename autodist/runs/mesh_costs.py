@@ -9,6 +9,7 @@ from functools import cached_property
 
 import tensorflow as tf
 
+from autodist.graph.activations import activation_bytes
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
@@ -83,6 +84,11 @@ class MeshCosts:
     def flops(self) -> PartialCount:
         """The FLOPs of one replica."""
         return PartialCount.of(flops_of_nodes(self._inferred).values())
+
+    @cached_property
+    def activations(self) -> PartialCount:
+        """The bytes of the activations of one replica."""
+        return activation_bytes(self.sharded, self._inferred)
 
     @cached_property
     def held(self) -> int:

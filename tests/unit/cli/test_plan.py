@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from autodist.cli.app import app
 from autodist.cli.plan_views import page_of
 from autodist.cli.plans import PlannedStrategy, Plans, read_plan
+from autodist.graph.partial_count import PartialCount
 
 RUNNER = CliRunner()
 
@@ -88,6 +89,8 @@ def test_a_step_is_planned_for_workers_that_are_not_started_and_is_not_made(tmp_
         ("localhost:1", "localhost:0"): 48 + 8 * 24,
         ("localhost:2", "localhost:0"): 48 + 8 * 24,
     }
+    # The backward pass reads the rows and the differences, the number of rows and the shape of the table.
+    assert [worker.activations for worker in servers.workers] == [PartialCount(8 * 4 * 4 + 8 * 3 * 4 + 12)] * 3
     # Two products of 8 × 4 with 4 × 3, and one for each gradient; and arithmetic on each element besides.
     forward = 2 * 8 * 4 * 3
     assert 3 * forward <= (servers.workers[0].flops or 0) <= 5 * forward
@@ -140,7 +143,10 @@ with ad.scope():
 def test_recomputed_blocks_are_planned_with_their_memory_and_computation(tmp_path: Path) -> None:
     script = write(tmp_path, BLOCKS)
     file = write(tmp_path, "strategy: {builder: AllReduce, recompute: true}\n", "strategy.yml")
-    (planned,) = plans_of("--strategy", file, script)
+    planned, plain = plans_of("--strategy", file, "--strategy", "AllReduce", script)
+    assert planned.workers[0].activations is not None and plain.workers[0].activations is not None
+    freed = plain.workers[0].activations.count - planned.workers[0].activations.count
+    assert freed == planned.recomputed[0].bytes.count  # the activations of one of two blocks exist at a time
     assert [block.name for block in planned.recomputed] == ["model/block", "model/block_1"]
     for block in planned.recomputed:
         # Gelu keeps its result and three values on the way to it, dropout a byte of its mask for each element.
@@ -329,6 +335,7 @@ def test_of_a_mesh_the_parts_the_collectives_and_their_bytes_are_planned(tmp_pat
     for worker in found.workers:
         assert (worker.replicas, worker.sent, worker.received) == (1, 6 * 32 * 4 + sum(parts), worker.sent)
         assert 3 * sum(parts) <= worker.held <= 3 * sum(parts) + 64
+        assert worker.activations is not None and 6 * 32 * 4 < worker.activations.count < 6 * 32 * 4 * 8
     assert found.mesh.unused == ("'part_9/.*'",)
     page = tmp_path / "page.html"
     told = " ".join(plan("--html", str(page), *words).stdout.split())
