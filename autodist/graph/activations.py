@@ -22,7 +22,7 @@ def activation_bytes(step: Step, inferred: tf.Graph) -> PartialCount:
     """Returns the bytes of the activations of one replica, each buffer once.
 
     These are the tensors of the forward pass that the backward pass reads. The values of parameters and inputs, which
-    exist in any case, do not count. What a loop keeps in lists has no static shape, so the count is a lower bound then.
+    exist in any case, do not count. Lists that a loop keeps have no static shape, so the count is a lower bound then.
 
     Args:
         step: a step whose graph has not been replicated.

@@ -11,6 +11,8 @@ import rich.console
 from rich.table import Table
 
 from autodist.errors import AutoDistError
+from autodist.graph.activations import activation_bytes
+from autodist.graph.flops import with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.pipeline_schedule import SCHEDULES, Unit, bubble, make_schedule
@@ -18,6 +20,7 @@ from autodist.graph.step import CapturedStep, ReplicatedStep
 from autodist.kernels import Context
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
+from autodist.runs.memory_needs import MemoryNeeds, available_memory, held_bytes
 from autodist.runs.mesh_costs import MeshCosts, mesh_costs
 from autodist.runs.stage_costs import Link, Rewriting, StageCosts, costs_of
 from autodist.strategies import strategy_table, synced_variables
@@ -58,13 +61,35 @@ def log_strategy(
     # Written to a buffer: rich's capture also flushes standard output, which ends the process if nobody reads it.
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
+    needs: MemoryNeeds | None = None
     if strategy.HasField("mesh"):
-        tables = _tables_on_mesh(strategy, step, width, shapes, seen)
+        costs = _costs_on_mesh(strategy, step, shapes, seen)
+        tables = _tables_on_mesh(strategy, step, width, costs)
+        if costs is not None:
+            needs = MemoryNeeds.of(costs.sharded, costs.held, costs.activations)
     else:
         tables = _tables(strategy, step, rewritten, spec, width, shapes, seen)
+        needs = _needs(strategy, step, rewritten, spec, shapes)
     for table in tables:
         console.print(table)
     log.info("the strategy:\n%s", text.getvalue())
+    if needs is not None:
+        log.info("memory of %s: %s", spec.workers[0].name, needs.described(available_memory(spec.workers, 0)))
+
+
+def _needs(
+    strategy: strategy_pb2.Strategy,
+    step: CapturedStep,
+    rewritten: ReplicatedStep | None,
+    spec: ResourceSpec,
+    shapes: Mapping[str, Sequence[int]],
+) -> MemoryNeeds | None:
+    """Returns the memory that the chief needs for a step; None if the step or its batch is not known yet."""
+    held = _held_bytes(step, rewritten, len(spec.workers))
+    if held is None or not shapes or strategy.pipeline.stages or strategy.recomputed_blocks:
+        return None
+    inferred = with_inferred_shapes(step, sorted(step.named), shapes)
+    return MemoryNeeds.of(step, held[0], activation_bytes(step, inferred))
 
 
 def _tables(
@@ -88,10 +113,8 @@ def _tables_on_mesh(
     strategy: strategy_pb2.Strategy,
     step: CapturedStep,
     width: int,
-    shapes: Mapping[str, Sequence[int]],
-    seen: Rewriting | None,
+    costs: MeshCosts | None,
 ) -> Iterator[Table]:
-    costs = _costs_on_mesh(strategy, step, shapes, seen)
     script = {} if step.annotations is None else step.annotations.variables
     figures = requested_figures(strategy, step, script) if costs is None else costs.figures()
     return mesh_tables(figures, f"{strategy.builder}: {figures.title}", width)
@@ -116,13 +139,7 @@ def _held_bytes(step: CapturedStep, rewritten: ReplicatedStep | None, workers: i
     """Returns the bytes of variables that each worker holds; None if the step is not rewritten yet."""
     if workers > 1 and rewritten is None:
         return None
-    variables, slices = (step.variables, {}) if rewritten is None else (rewritten.variables, rewritten.slices)
-    held = [0] * workers
-    for variable in variables:
-        one = slices.get(variable.name)
-        for worker in range(workers) if one is None or one.owner is None else one.group.workers:
-            held[worker] += variable.byte_size
-    return held
+    return held_bytes(step if rewritten is None else rewritten, workers)
 
 
 def figures_of(

@@ -16,6 +16,7 @@ from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from autodist.runs.log_strategy import log_strategy
+from autodist.runs.memory_needs import held_bytes, require_memory
 from autodist.runs.step_plans import StepPlans
 from autodist.runtime.program import Program
 
@@ -114,6 +115,7 @@ class RunSteps:
 
         Raises:
             FetchedElsewhereError: an output is computed on other workers, and workers may fetch different outputs.
+            StrategyError: the variables do not fit into this worker's memory.
         """
         run = self._run
         self.has_program = self.has_program or kernels is not SETTING_KERNELS
@@ -121,6 +123,8 @@ class RunSteps:
             run.on_training()
             self.draws |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
         rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
+        if step.gradients:
+            require_memory(held_bytes(rewritten, run.workers)[run.index], run.spec.workers, run.index)
         # Guarded because the first run prepared in a session waits for all servers of the run.
         program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)
         if step.gradients and self.on_first_program is not None:

@@ -43,6 +43,7 @@ from autodist.cli.checking.messages import (
 from autodist.cluster.addresses import split_host_and_port
 from autodist.cluster.agent import Agent, find_facts, take_streams
 from autodist.cluster.environments.local_facts import query_gpus
+from autodist.cluster.environments.memory import MachineMemory
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Inspect, Message, ProtocolError, decode
 
@@ -149,12 +150,17 @@ def find_hardware(directory: str) -> Hardware:
     Args:
         directory: selects the file system to report; if it does not exist, that of the home directory.
     """
-    memory, memory_free = _memory()
+    memory = MachineMemory.now()
     disk, disk_free = _disk(directory)
     return Hardware(
-        cores=_cores(), memory=memory, memory_free=memory_free, disk=disk, disk_free=disk_free, gpus=tuple(_gpus()),
+        cores=_cores(),
+        memory=memory.total,
+        memory_free=memory.free,
+        disk=disk,
+        disk_free=disk_free,
+        gpus=tuple(_gpus()),
         interfaces=tuple(_interfaces()),
-    )  # fmt: skip
+    )
 
 
 def see_gpus() -> SeenGPUs:
@@ -182,20 +188,6 @@ def _cores() -> int:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
         cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
     return cores
-
-
-def _memory() -> tuple[int, int]:
-    found = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            found[name] = int(value.split()[0]) * 1024
-    total, free = found.get("MemTotal", 0), found.get("MemAvailable", 0)
-    with contextlib.suppress(OSError, ValueError):
-        limit = int((_CGROUP / "memory.max").read_text())
-        if limit < total:
-            total, free = limit, min(free, limit - int((_CGROUP / "memory.current").read_text()))
-    return total, free
 
 
 def _disk(directory: str) -> tuple[int, int]:
