@@ -57,6 +57,7 @@ from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.keras_mesh import errors_with_mesh, mesh_builder, settings_of
+from autodist.runs.keras_variables import defer_initial_values
 from autodist.runs.resolve_config import resolve
 from autodist.runs.restarts import earlier_starts, restart
 from autodist.runs.run import Run
@@ -555,6 +556,8 @@ class AutoDist:
         if not self._settings.is_reference:  # which has one device, whatever the script says
             check_early_meshes(self._settings)
         set_run(self._settings)
+        if self._settings.divides_variables:
+            defer_initial_values()
         check_distribution(self._distribution or sharding_distribution(chosen))
 
     def _share_files(self) -> None:

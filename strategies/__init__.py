@@ -31,7 +31,7 @@ from autodist.strategies.partition import Partition
 from autodist.strategies.partitioned_ar import PartitionedAR
 from autodist.strategies.partitioned_ps import PartitionedPS
 from autodist.strategies.partitioning import PartitionOptions, even_sizes, proportional_sizes, shards_of
-from autodist.strategies.pipeline import Pipeline, arranged, find_mesh, find_pipeline
+from autodist.strategies.pipeline import Pipeline, arranged, divides_variables, find_mesh, find_pipeline
 from autodist.strategies.placed import PlacedBuilder, errors_with_place
 from autodist.strategies.ps import PS, SYNCHRONOUS, ServerOptions, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
@@ -96,6 +96,7 @@ __all__ = [
     "call_builder",
     "check_strategy",
     "chosen_builder",
+    "divides_variables",
     "errors_with_place",
     "even_sizes",
     "find_builder",

@@ -14,6 +14,7 @@ from autodist.options.fields import OptionError, check_options
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec, Worker
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
+from autodist.strategies.fsdp import FSDP
 from autodist.strategies.mesh import Mesh
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.pipeline_stages import Stages, flops_in, stages_of_variables
@@ -151,6 +152,11 @@ def find_mesh(builder: BuildsStrategy) -> Mesh | None:
     """Returns the mesh builder that decides first; None if there is no mesh."""
     first = _first(builder)
     return first if isinstance(first, Mesh) else None
+
+
+def divides_variables(builder: BuildsStrategy) -> bool:
+    """Returns True if the purpose of a strategy is that no worker holds all variables."""
+    return isinstance(_first(builder), Mesh | FSDP | Pipeline)
 
 
 def _first(builder: BuildsStrategy) -> BuildsStrategy:

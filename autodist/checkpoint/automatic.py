@@ -98,7 +98,7 @@ class AutomaticCheckpoints(StepObserver):
         if saved := self._saved(names, new):
             with unwatched():
                 restored = [KeyedVariable(name, variables[new[name]].source) for name in saved]
-                read_into_process(self._run.resumed["prefix"], restored)
+                read_into_process(self._run.resumed["prefix"], restored, self._run.divides_variables)
         if self._run.resumed:  # at the next step all workers take the chief's values
             for name in new.values():
                 variables[name].is_ahead, variables[name].is_behind = True, False

@@ -210,6 +210,7 @@ class Checkpoints:
             return
         in_session: list[tuple[str, TrackedVariable]] = []
         in_process: list[KeyedVariable] = []
+        before_steps: list[KeyedVariable] = []
         for key, name in keys.items():
             variable = objects.values[key].variable
             if variable is None:
@@ -217,8 +218,10 @@ class Checkpoints:
             elif (tracked := self._in_session(variable)) is not None:
                 in_session.append((name, tracked))
             else:
-                in_process.append(KeyedVariable(name, variable))
+                is_used = self._run.tracker.of(variable) is not None
+                (in_process if is_used else before_steps).append(KeyedVariable(name, variable))
         read_into_process(prefix, in_process)
+        read_into_process(prefix, before_steps, self._run.divides_variables)
         if in_session:
             self._read_into_session(prefix, [(name, tracked.stored) for name, tracked in in_session])
             for _, tracked in in_session:

@@ -19,6 +19,7 @@ from autodist.checkpoint.files import in_threads
 from autodist.checkpoint.write import place_of
 from autodist.graph.devices import cpu_of
 from autodist.runs.run import Run
+from autodist.runtime.deferred_values import defer, discard
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
 from autodist.runtime.variables import LARGE, StoredVariable
@@ -159,9 +160,21 @@ def _writes(
                 yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=value)
 
 
-def read_into_process(prefix: str, variables: Iterable[KeyedVariable]) -> None:
-    """Restores variables of this process from a checkpoint."""
-    for current in _rounds(variables):
+def read_into_process(prefix: str, variables: Iterable[KeyedVariable], defers: bool = False) -> None:
+    """Restores variables of this process from a checkpoint.
+
+    Args:
+        prefix: the prefix of the checkpoint.
+        variables: the variables, with their keys.
+        defers: True to read large values when they are needed.
+    """
+    now: list[KeyedVariable] = []
+    for one in variables:
+        if defers and one.byte_size >= LARGE:
+            defer(one.variable, functools.partial(_value_of, prefix, one))
+        else:
+            now.append(one)
+    for current in _rounds(now):
         _read_together(prefix, current)
 
 
@@ -180,8 +193,13 @@ def _values_of(prefix: str, group: Sequence[KeyedVariable]) -> Sequence[tf.Tenso
         return _restored(prefix, [(one.key, "", one.dtype) for one in group])
 
 
+def _value_of(prefix: str, one: KeyedVariable) -> tf.Tensor:
+    return _values_of(prefix, [one])[0]
+
+
 def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns a value without a shape check, since `_read_together` frees large variables by an empty value."""
+    discard(variable)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 

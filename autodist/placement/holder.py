@@ -30,6 +30,11 @@ class Slice:
     copies: tuple[str, ...] = ()
 
     @property
+    def place(self) -> tuple[slice, ...]:
+        """The index with which an array of the whole value yields the slice."""
+        return tuple(slice(start, start + length) for start, length in zip(self.begin, self.shape, strict=True))
+
+    @property
     def owner(self) -> int | None:
         """The first worker of its group, from which the workers outside it read; None if every worker holds it."""
         return None if self.group.is_all else self.group.workers[0]

@@ -66,6 +66,7 @@ def settings_of(run: Run, spec: ResourceSpec, chosen: Any) -> RunSettings:
         None if mesh is None else mesh.of_places(spec),
         "" if mesh is None else mesh.data,
         is_chief=run.builder is not None,
+        divides_variables=run.divides_variables,
         is_reference=run.recorder is not None and run.recorder.is_reference,
     )
 

@@ -42,7 +42,7 @@ from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import TrackedVariable, VariableTracker
-from autodist.strategies import BuildsStrategy
+from autodist.strategies import BuildsStrategy, divides_variables
 from autodist.verify.recorder import SEED, recorder
 
 _CLOSE_LIMIT = 5.0
@@ -65,6 +65,8 @@ class Run:
         seed: drawn by the chief for the whole run.
         resumed: `prefix`, `step`, `seed` and `made_by` of the checkpoint that the run resumes from; empty if it resumes
             from none.
+        divides_variables: True if the strategy divides variables among the workers; on the chief, it follows from the
+            builder.
 
     Attributes:
         observer: receives notifications of training steps; used by the YAML's options that save something.
@@ -87,6 +89,7 @@ class Run:
     worker_client: WorkerClient | None
     seed: int
     resumed: Mapping[str, Any] = field(default_factory=dict)
+    divides_variables: bool = False
     _graph_runners: GraphRunners | None = None
     _chief_early_values: Mapping[str, str] = field(default_factory=dict)
 
@@ -94,6 +97,8 @@ class Run:
         self.index = self.worker_client.index if self.worker_client else 0
         self.spec = self.spec.seen_by(self.index)
         self.workers = len(self.spec.workers)
+        if self.builder is not None:
+            self.divides_variables = divides_variables(self.builder)
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.startup = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup)
@@ -166,7 +171,9 @@ class Run:
         start = json.loads(worker_client.payload)
         draw_from(start["draws"])
         spec, resumed = ResourceSpec.from_payload(start["spec"]), start.get("resumed", {})
-        return cls(spec, None, worker_client, start["seed"], resumed, _chief_early_values=start["early"])
+        return cls(
+            spec, None, worker_client, start["seed"], resumed, start["divides"], _chief_early_values=start["early"]
+        )
 
     def _payload(self) -> bytes:
         """Returns the start message from the chief to the other workers, as JSON."""
@@ -174,6 +181,7 @@ class Run:
             "spec": self.spec.for_workers().to_payload(),
             "seed": self.seed,
             "resumed": self.resumed,
+            "divides": self.divides_variables,
             "draws": json.dumps(Draws.now().to_json()),
             "early": self.early_values.to_json(),
         }

@@ -11,7 +11,7 @@ from tensorflow.core.framework import tensor_pb2
 
 from autodist.graph.devices import cpu_of
 from autodist.graph.inboxes import Inbox, queue_of
-from autodist.runtime.batched_transfers import BatchedTransfer, ByteRange, Listing, TransferPart
+from autodist.runtime.batched_transfers import TRANSFER_BYTES, BatchedTransfer, ByteRange, Listing, TransferPart
 from autodist.runtime.graph_runner import GraphRunners
 
 _CAPACITY = 1
@@ -19,6 +19,9 @@ _CAPACITY = 1
 
 _ALIGNED = 64
 """Alignment in bytes of values in messages and in memory: TensorFlow reuses aligned memory, and copies other memory."""
+
+_KEPT_BYTES = 4 * TRANSFER_BYTES
+"""Bytes of values that the sender keeps: parts that wait for the rest of a message are not much more."""
 
 _Writes = tuple[tf.Tensor, list[tf.Operation]]
 
@@ -53,17 +56,21 @@ class VariableBroadcast:
             listing: the listing, equal to that of the receivers.
             read: returns the value of a variable, by its position among the variables to send.
         """
+        recent = _RecentReads(read)
         known: tuple[int, np.ndarray] | None = None
         for transfer in listing.transfers:
             pieces = []
             for one in transfer.slices:
                 part = listing.parts[one.part]
                 if known is None or known[0] != one.part:
-                    known = (one.part, _bytes_of(_cut(read(part.value), part)))
+                    known = None  # before the next value is read
+                    known = (one.part, _bytes_of(_cut(recent.read(part.value), part)))
                 pieces.append(known[1] if one.stop < 0 else known[1][one.start : one.stop])
             lengths = np.array([len(piece) for piece in pieces], np.int64)
             content = pieces[0] if len(pieces) == 1 else _join(pieces)
+            del pieces
             self._send(transfer, listing)(content, lengths)
+            del content
 
     def receive(self, listing: Listing) -> None:
         """On another worker, receives and assigns its values and forwards common ones; returns when that is done."""
@@ -143,6 +150,27 @@ class VariableBroadcast:
                 handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=part.shape, shared_name=name)
                 operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
         return placeholder, operations
+
+
+class _RecentReads:
+    """Reads values, and keeps the last ones, since parts of one value are in messages that follow each other closely.
+
+    Args:
+        read: returns a value by its position.
+    """
+
+    def __init__(self, read: Callable[[int], np.ndarray]) -> None:
+        self._read = read
+        self._values: dict[int, np.ndarray] = {}
+
+    def read(self, position: int) -> np.ndarray:
+        value = self._values.pop(position, None)
+        if value is None:
+            while sum(held.nbytes for held in self._values.values()) > _KEPT_BYTES:
+                del self._values[next(iter(self._values))]
+            value = np.asarray(self._read(position))
+        self._values[position] = value  # the last one
+        return value
 
 
 def _inbox(source: int, to: int, is_for_all: bool) -> Inbox:

@@ -27,6 +27,9 @@ _QUERIES = having(Trait.QUERY) | {"DisableCopyOnRead"}
 
 _OVERWRITE = "AssignVariableOp"
 
+_CHECK = "validate_shape"
+"""Attribute of `_OVERWRITE`: True if the value must have the shape of the present one."""
+
 _SEQUENCES = (list, tuple)
 
 
@@ -144,7 +147,7 @@ def _execute(run: Callable[..., Any], arguments: Sequence[Any], name: str | byte
         if not (is_whole and entry.is_handle):
             entry.watcher.before_read()
     try:
-        outputs = run(*arguments)
+        outputs = run(*(_without_shape_check(arguments) if is_whole and written else arguments))
     except BaseException:
         _notify([] if is_whole else written)  # a function may have written before it failed
         raise
@@ -153,6 +156,20 @@ def _execute(run: Callable[..., Any], arguments: Sequence[Any], name: str | byte
         for watcher in written:
             watcher.after_alias()
     return outputs
+
+
+def _without_shape_check(arguments: Sequence[Any]) -> list[Any]:
+    """Returns the arguments of an assignment without the comparison with the present value, which may be freed.
+
+    `tf.Variable.assign` itself compares with the shape of the variable. The attribute is among the arguments, or in a
+    tuple of them.
+    """
+    changed = [[*one] if type(one) is tuple else one for one in arguments]
+    for some in (changed, *(one for one in changed if type(one) is list)):
+        for k, one in enumerate(some):
+            if type(one) is str and one == _CHECK:
+                some[k + 1] = False
+    return [tuple(one) if type(plain) is tuple else one for one, plain in zip(changed, arguments, strict=True)]
 
 
 def _notify(written: Iterable[Watcher]) -> None:

@@ -15,8 +15,8 @@ from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 _Key = tuple[str, Holder]
 """A variable's name and holder in the session."""
-_Writes = tuple[tf.Tensor, list[tf.Operation]]
-"""The placeholder for a value, and the operations that write it."""
+_Writes = list[tuple[Slice, tf.Tensor, list[tf.Operation]]]
+"""Slices of a value, each with its placeholder and the operations that write it."""
 
 
 GROUP_BYTES = 16 << 20
@@ -102,11 +102,14 @@ class VariableSlices:
         """
         self.prepare(values, workers)
         for some in in_groups(values):
-            writes = [self._write(value.stored, self._all(workers)) for value in some]
-            arrays = {
-                placeholder: np.asarray(v.read()) for v, (placeholder, ops) in zip(some, writes, strict=True) if ops
-            }
-            self._graph_runner.session.run([op for _, ops in writes for op in ops], arrays)
+            arrays: dict[tf.Tensor, np.ndarray] = {}
+            operations: list[tf.Operation] = []
+            for value in some:
+                writes = self._write(value.stored, self._all(workers))
+                arrays |= _slices_of(value, writes)
+                operations += [op for _, _, ops in writes for op in ops]
+            self._graph_runner.session.run(operations, arrays)
+            del arrays  # before the next values are read
             for value in some:
                 then(value)
 
@@ -175,24 +178,37 @@ class VariableSlices:
     def _write(self, kept: StoredVariable, workers: tuple[int, ...]) -> _Writes:
         key = ((kept.shared_name, kept.holder), workers)
         if key not in self._writes:
-            operations = []
             with self._graph_runner.graph.as_default():
-                with self.on(kept, self._worker):
-                    placeholder = tf.compat.v1.placeholder(kept.dtype, kept.shape)
-                    # The fed array is the memory of the script's variable. With this copy the session releases that
-                    # memory, and the next group's copies can reuse it.
-                    whole = tf.raw_ops.DeepCopy(x=placeholder)
-                for one in kept.slices:
-                    with self.on(kept, self._worker):
-                        part = tf.slice(whole, one.begin, one.shape) if one.name else whole
-                    for worker, name in self.named_holders(one):
-                        if worker not in workers:
-                            continue
-                        with self.on(kept, worker):
-                            handle = self._handle(kept, one, name)
-                            operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))
-            self._writes[key] = (placeholder, operations)
+                slices = [(one, self._write_slice(kept, one, workers)) for one in kept.slices]
+            self._writes[key] = [(one, *made) for one, made in slices if made is not None]
         return self._writes[key]
+
+    def _write_slice(
+        self, kept: StoredVariable, one: Slice, workers: tuple[int, ...]
+    ) -> tuple[tf.Tensor, list[tf.Operation]] | None:
+        """Returns a placeholder for a slice, and the operations that write it; None if no worker holds it."""
+        holders = [(worker, name) for worker, name in self.named_holders(one) if worker in workers]
+        if not holders:
+            return None
+        with self.on(kept, self._worker):
+            placeholder = tf.compat.v1.placeholder(kept.dtype, one.shape)
+            # The fed array is the memory of the script's variable. With this copy the session releases that memory, and
+            # the next group's copies can reuse it.
+            value = tf.raw_ops.DeepCopy(x=placeholder)
+        operations = []
+        for worker, name in holders:
+            with self.on(kept, worker):
+                handle = self._handle(kept, one, name)
+                operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+        return placeholder, operations
+
+
+def _slices_of(value: HasValue, writes: _Writes) -> dict[tf.Tensor, np.ndarray]:
+    """Returns the slices of a value by the placeholders that take them; the value is read if there are any."""
+    if not writes:
+        return {}
+    whole = np.asarray(value.read())
+    return {placeholder: whole[one.place] if one.name else whole for one, placeholder, _ in writes}
 
 
 def _join(parts: Sequence[tf.Tensor], holder: Holder) -> tf.Tensor:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist.placement.group import Group
 from autodist.placement.holder import Holder, Slice
+from autodist.runtime.deferred_values import deferred, discard
 from autodist.runtime.eager_watch import Watcher, begin, unwatched, watch
 
 LARGE = 1 << 20
@@ -92,18 +93,23 @@ class TrackedVariable:
         return int(self.source.shape.num_elements()) * self.source.dtype.size
 
     def read(self) -> tf.Tensor:
-        """Returns the value in the script's object."""
+        """Returns the value in the script's object, or the one that is deferred."""
+        later = deferred(self.source)
+        if later is not None:
+            return later.compute()
         with unwatched():
             return tf.raw_ops.ReadVariableOp(resource=self.source.handle, dtype=self.source.dtype.base_dtype)
 
     def write(self, value: Any) -> None:
         """Writes a value computed by a step to the script's object."""
+        discard(self.source)
         with unwatched():
             tensor = tf.convert_to_tensor(value, self.source.dtype.base_dtype)
             tf.raw_ops.AssignVariableOp(resource=self.source.handle, value=tensor)
 
     def fall_behind(self) -> None:
         """Marks the variable as written by a step, and frees a large value, which is now outdated."""
+        discard(self.source)
         if not self.is_behind and not self.is_aliased and self.byte_size >= LARGE:
             self.write(tf.zeros([0], self.source.dtype.base_dtype))
         self.is_behind = True
@@ -115,7 +121,7 @@ class TrackedVariable:
             is_same: True if the script's object has the same value, which stays current unless it is freed.
         """
         self.is_ahead = self.is_alike = False
-        if not is_same or self.byte_size >= LARGE:
+        if not is_same or self.byte_size >= LARGE or deferred(self.source) is not None:
             self.fall_behind()
 
 

@@ -284,6 +284,9 @@ MESH_INIT = Patch(f"{_DISTRIBUTION}:DeviceMesh", "__init__", _KERAS, "allows mes
 VARIABLE_INITIALIZE = Patch(
     "keras.src.backend.tensorflow.core:Variable", "_initialize", _KERAS, "notes variables that a distribution shards"
 )
+VARIABLE_INITIALIZER = Patch(
+    "keras.src.backend.tensorflow.core:Variable", "_initialize_with_initializer", _KERAS, "defers initial values"
+)
 BACKUPS = [
     Patch("keras:callbacks.BackupAndRestore", name, _KERAS, "leaves backups to the chief")
     for name in ("_load_model", "_save_model", "on_train_end")

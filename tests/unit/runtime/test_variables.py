@@ -123,6 +123,18 @@ def test_forgotten_variables_are_plain_again(session, variable):
     assert session.pulls == 0 and list(session.tracker) == []
 
 
+@pytest.mark.parametrize("make", [tf.Variable, keras.Variable])
+def test_a_value_is_assigned_where_that_of_a_step_was_not_read(session, make):
+    variable = make(np.ones(LARGE, np.float32))
+    tracked = session.track(variable.value if make is keras.Variable else variable, np.zeros(LARGE, np.float32))
+    tracked.hand_over(is_same=True)
+    variable.assign(np.full(LARGE, 3.0, np.float32))
+    assert tracked.is_ahead and float(tf.reduce_sum(variable)) == 3.0 * LARGE and session.pulls == 0
+    tracked.hand_over(is_same=True)
+    with pytest.raises(ValueError, match="shape"):
+        variable.assign(np.ones(3, np.float32))
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_of_a_large_value_the_session_alone_keeps_a_copy(session, is_same):
     large, small = tf.Variable(np.ones(LARGE // 4, np.float32)), tf.Variable([1.0])

@@ -20,6 +20,7 @@ class RunSettings:
         mesh: the mesh of the strategy; None: it has none.
         batch_axis: the axis of the mesh along which a batch is divided.
         is_chief: False on other workers, which do not have the strategy.
+        divides_variables: True if the strategy divides variables among the workers.
         is_reference: True for the run on one device with which another run is compared. It ignores distributions.
     """
 
@@ -31,6 +32,7 @@ class RunSettings:
     mesh: Mesh | None = None
     batch_axis: str = ""
     is_chief: bool = True
+    divides_variables: bool = False
     is_reference: bool = False
 
 

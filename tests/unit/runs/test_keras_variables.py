@@ -1,0 +1,113 @@
+"""Large variables of Keras are made without their values if a strategy divides variables; the values do not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.capture.keras.distribution import run_settings
+from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
+from autodist.runs.keras_variables import defer_initial_values
+from autodist.runtime.deferred_values import deferred
+from autodist.strategies import FSDP, PS, AllReduce, Mesh, Pipeline, divides_variables
+
+LARGE = (1024, 513)
+
+
+@pytest.fixture(autouse=True)
+def _run() -> Iterator[None]:
+    before = [*run_settings._current]
+    defer_initial_values()
+    set_run(RunSettings(("cpu:0", "cpu:1"), divides_variables=True))
+    yield
+    run_settings._current[:] = before
+
+
+def make(initializer: Any, shape: tuple[int, ...] = LARGE, dtype: str = "float32") -> keras.Variable:
+    return keras.Variable(initializer, shape=shape, dtype=dtype)
+
+
+def is_deferred(variable: keras.Variable) -> bool:
+    return deferred(variable.value) is not None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        "zeros",
+        keras.initializers.Constant(3.0),
+        keras.initializers.GlorotUniform(seed=3),
+        keras.initializers.TruncatedNormal(seed=4),
+        keras.initializers.HeNormal(),
+        keras.initializers.Identity(),
+        pytest.param(keras.initializers.Orthogonal(seed=5), id="Orthogonal"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else type(one).__name__,
+)
+def test_values_are_those_of_one_device(initializer: Any, dtype: str) -> None:
+    if dtype == "bfloat16" and isinstance(initializer, keras.initializers.Orthogonal):
+        pytest.skip("Keras has no such value")
+    made = make(initializer, dtype=dtype)
+    assert is_deferred(made)
+    expected = keras.initializers.get(initializer)(LARGE, dtype=dtype)
+    np.testing.assert_array_equal(np.asarray(made.value), np.asarray(expected))
+
+
+def test_a_model_has_the_weights_of_one_device() -> None:
+    def weights() -> list[np.ndarray]:
+        keras.utils.set_random_seed(7)
+        layers = [keras.layers.Dense(600), keras.layers.Dense(600, "relu"), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((600,)), *layers])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+        deferring = [is_deferred(variable) for variable in (*model.variables, *model.optimizer.variables)]
+        assert sum(deferring) == (6 if run_settings.current_run().divides_variables else 0)
+        return [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
+
+    later = weights()
+    set_run(RunSettings(("cpu:0",)))
+    for one, other in zip(later, weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def drawn(shape: tuple[int, ...], dtype: str) -> tf.Tensor:
+    return tf.random.normal(shape, dtype=dtype)
+
+
+class Own(keras.initializers.Initializer):
+    def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Any:
+        return keras.ops.full(shape, np.random.uniform(), dtype)
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        lambda: drawn,
+        Own,
+        lambda: keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(1)),
+        lambda: np.ones(LARGE, "float32"),
+    ],
+    ids=["function", "own", "generator", "array"],
+)
+def test_values_that_may_be_another_next_time_are_made_at_once(initializer: Callable[[], Any]) -> None:
+    assert not is_deferred(keras.Variable(initializer(), shape=LARGE, dtype="float32"))
+
+
+def test_small_values_are_made_at_once() -> None:
+    assert not is_deferred(make("ones", (10, 10)))
+
+
+def test_other_strategies_make_values_at_once() -> None:
+    set_run(RunSettings(("cpu:0",)))
+    assert not is_deferred(make("ones"))
+
+
+def test_the_strategies_that_divide_variables() -> None:
+    mesh = Mesh(mesh={"model": 2})
+    assert [*map(divides_variables, (FSDP(), mesh, Pipeline(), PS(), AllReduce()))] == [True, True, True, False, False]
