@@ -78,9 +78,35 @@ class Context:
     @functools.cached_property
     def mesh_row(self) -> tuple[int, ...]:
         """The places of the mesh that compute on the same slices as this worker, in the order of the data axis."""
+        return self._row_of(self.coordinates[0])
+
+    @functools.cached_property
+    def coordinates(self) -> tuple[int, ...]:
+        """A place of this worker for each of its coordinates on the axes other than that of the batch, in order.
+
+        They have the first of this worker's coordinates on the axis of the batch.
+        """
+        places = [k for k, place in enumerate(self.strategy.mesh.places) if place.worker == self.worker]
+        first = self._row_of(places[0])
+        return (places[0], *(place for place in places if self._row_of(place) != first and self._is_first(place)))
+
+    @property
+    def model_axes(self) -> list[str]:
+        """The axes of the mesh other than that of the batch."""
+        return [name for name in self.mesh.names if name != self.strategy.mesh.data] if self.mesh is not None else []
+
+    def place_of(self, replica: int, coordinate: int) -> int:
+        """Returns the place of a local replica and of a coordinate of this worker, by their positions."""
+        return self._row_of(self.coordinates[coordinate])[self.local_replicas[replica]]
+
+    def _row_of(self, place: int) -> tuple[int, ...]:
         assert self.mesh is not None, "only a mesh has rows"
-        own = next(k for k, place in enumerate(self.strategy.mesh.places) if place.worker == self.worker)
-        return self.mesh.row(own, [self.strategy.mesh.data] if self.strategy.mesh.data else [])
+        return self.mesh.row(place, [self.strategy.mesh.data] if self.strategy.mesh.data else [])
+
+    def _is_first(self, place: int) -> bool:
+        """Returns True if a place is the first one of this worker in its row along the axis of the batch."""
+        places = self.strategy.mesh.places
+        return place == next(other for other in self._row_of(place) if places[other].worker == self.worker)
 
     @property
     def places(self) -> int:
@@ -174,9 +200,9 @@ class Context:
         """Returns the CPU of a worker."""
         return cpu_of(worker, self.workers)
 
-    def home(self, worker: int, dtype: tf.DType) -> str:
-        """Returns the device on which a worker stores a variable."""
-        return home_of(worker, self.workers, self.first_device(worker), dtype)
+    def home(self, worker: int, dtype: tf.DType, device: str | None = None) -> str:
+        """Returns the device on which a worker stores a variable, or a slice of one that is on the device `device`."""
+        return home_of(worker, self.workers, device or self.first_device(worker), dtype)
 
     def first_device(self, worker: int) -> str:
         """Returns the device of a worker's first replica, or its CPU if it has none."""
@@ -187,7 +213,7 @@ class Context:
         devices = {
             one.worker: one.device for stage in self.strategy.pipeline.stages for one in (stage, *stage.stage_group)
         }
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self.strategy.mesh.places):
             devices.setdefault(replica.worker, replica.device)
         return devices
 

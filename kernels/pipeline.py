@@ -56,6 +56,7 @@ from autodist.kernels.rows.rewrite_rows import RewriteRows
 from autodist.kernels.shard.add_data_flow_edges import AddDataFlowEdges
 from autodist.kernels.shard.apply_constraints import ApplyConstraints
 from autodist.kernels.shard.complete_manual_regions import CompleteManualRegions
+from autodist.kernels.shard.copy_for_places import CopyForPlaces
 from autodist.kernels.shard.lift_meshes import LiftMeshes
 from autodist.kernels.shard.lower import LowerReshards, holders_of_shardings
 from autodist.kernels.shard.partition import ShardTensors
@@ -96,6 +97,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     *IMPORT_PASSES,
     AssignOwners(),
     ShardTensors(),
+    CopyForPlaces(),
     GatherLayers(),
     PartitionVariables(),
     AddRowsInOrder(),

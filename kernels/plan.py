@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from functools import cached_property
 
@@ -9,6 +10,7 @@ from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.pipeline_schedule import SCHEDULES
 from autodist.graph.recomputation import Block
+from autodist.placement.partitioning import part_name
 from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, Synchronizer, named_synchronizers, placement_of
@@ -34,7 +36,9 @@ class Plan:
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
         self.placement = placement_of(strategy)
-        self._synchronizers = dict(one for node in strategy.nodes for one in named_synchronizers(node))
+        named = dict(one for node in strategy.nodes for one in named_synchronizers(node))
+        coordinates = max(Counter(place.worker for place in strategy.mesh.places).values(), default=1)
+        self._synchronizers = {part_name(name, k): one for k in range(coordinates) for name, one in named.items()}
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
         self.prefetch = strategy.prefetch

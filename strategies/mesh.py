@@ -66,23 +66,41 @@ class Mesh(StrategyBuilder):
         """Returns the machines with the places of one row along the data axis as replicas.
 
         Raises:
-            StrategyError: the mesh does not have as many places as the machines, or a worker is in several rows.
+            StrategyError: the mesh does not have as many places as the machines, or those of a worker are no block.
         """
         idle = next((worker for worker in resource_spec.workers if not worker.has_replicas), None)
         if idle is not None:
             raise OptionError("mesh", f"{idle.name} has no device, so it has no place on the mesh: leave it out.")
         mesh = self.of_places(resource_spec)
-        workers = [place.worker for place in _places(resource_spec)]
-        rows = [mesh.row(place, self._data_axes) for place in range(mesh.size)]
-        of_worker = {worker: {row for place, row in enumerate(rows) if workers[place] == worker} for worker in workers}
-        several = next((worker for worker, own in of_worker.items() if len(own) > 1), None)
-        if several is not None:
-            raise OptionError(
-                "mesh",
-                f"the devices of worker {several} have several coordinates on the axes {listed(self._other_axes)} of "
-                f"{mesh}. Start a worker for each device: set `gpus_per_worker` or `workers`, or pass --workers.",
-            )
-        return resource_spec.with_mesh_rows(list(dict.fromkeys(rows)))
+        blocks = self._blocks(mesh, resource_spec)
+        return resource_spec.with_mesh_rows(
+            list(dict.fromkeys(mesh.row(block[0], self._data_axes) for block in blocks))
+        )
+
+    def _blocks(self, mesh: MeshOfPlaces, resource_spec: ResourceSpec) -> list[list[int]]:
+        """Returns the places of each worker, which are a block of the mesh.
+
+        Raises:
+            OptionError: a worker lacks a place that it needs for its parts of the batch, or of the variables.
+        """
+        blocks: dict[int, list[int]] = {}
+        for index, place in enumerate(_places(resource_spec)):
+            blocks.setdefault(place.worker, []).append(index)
+        for axes in (self._data_axes, self._other_axes):
+            known: dict[int, frozenset[int]] = {}
+            for worker, block in blocks.items():
+                own = frozenset(mesh.index(place, axes) for place in block)
+                rows = {frozenset(mesh.row(place, axes)) & {*block} for place in block}
+                if {len(row) for row in rows} != {len(own)} or any(known.get(k, own) != own for k in own):
+                    raise OptionError(
+                        "mesh",
+                        f"the devices of worker {worker} are no block of the mesh {mesh}. A worker needs each of its "
+                        f"coordinates on {self.data!r} with each of those on the other axes, and two workers have all "
+                        "or none of them in common. Change the sizes, or start a worker for each device: set "
+                        "`gpus_per_worker` or `workers`, or pass --workers.",
+                    )
+                known.update(dict.fromkeys(own, own))
+        return list(blocks.values())
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)

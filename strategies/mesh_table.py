@@ -143,7 +143,7 @@ def requested_figures(
     shardings |= {one.variable: Sharding.parse(one.sharding) for one in strategy.mesh.variables}
     origins = {name: str(one.origin) for name, one in (script or {}).items()}
     origins |= {one.variable: one.origin for one in strategy.mesh.variables}
-    workers = strategy.graph_config.workers or mesh.size
+    workers = len({place.worker for place in strategy.mesh.places})
     return MeshFigures(str(mesh), mesh.size, workers, part_figures(mesh, step, shardings, origins))
 
 

@@ -81,6 +81,11 @@ def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
 
 def _layouts(section: StrategySection) -> dict[str, Any]:
     """Returns the layouts of variables on a mesh, by pattern."""
+    if "layouts" in section.options:
+        raise StrategyError(
+            "`layouts` is the name in Python: write the layouts as `sharding` of patterns under `variables`.",
+            section.place("layouts"),
+        )
     found = {}
     for override in section.variables:
         if set(override.settings) != {SHARDING}:

@@ -151,12 +151,12 @@ def _writes(
         destroyed = []
         for read in group:
             if read.byte_size >= LARGE:
-                with variable_slices.on(read.stored, read.worker):
+                with tf.device(read.handle.device):
                     destroyed.append(tf.raw_ops.DestroyResourceOp(resource=read.handle))
         with tf.device(file_device(group[0].worker)), tf.control_dependencies(destroyed):
             found = _restored(prefix, [(read.key, read.place, read.stored.dtype) for read in group])
         for read, value in zip(group, found, strict=True):
-            with variable_slices.on(read.stored, read.worker):
+            with tf.device(read.handle.device):
                 yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=value)
 
 

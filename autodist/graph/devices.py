@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import tensorflow as tf
+
+Home = Callable[[int, tf.DType, str | None], str]
+"""Returns the device on which a worker keeps a variable of a dtype: the given one of its devices; None: the first."""
 
 
 def task_of(worker: int, workers: int) -> str:

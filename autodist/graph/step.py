@@ -130,6 +130,10 @@ class Step:
         """Returns (index of the local replica, captured name) of a node; index 0 for nodes that replicas share."""
         return 0, node
 
+    def part_of(self, node: str) -> tuple[int, str]:
+        """Returns (position of the worker's coordinate on a mesh, name for its first coordinate) of a placed node."""
+        return 0, node
+
     @cached_property
     def named(self) -> frozenset[str]:
         """The nodes that the fields of the step refer to; a rewrite keeps them and their inputs."""
@@ -187,10 +191,16 @@ class StepWithOwners(Step):
         pipeline_parts: for a pipeline, the parts of the captured nodes of the compute part, as far as known, and of the
             nodes that a kernel has created to recompute them.
         shardings: of the variables that are divided over a mesh, by name. Their shapes are those of one place's part.
+        parts: for a worker with several coordinates on a mesh, apart from those on the axis of the batch: maps the copy
+            of a node for a coordinate to (position of the coordinate, name of the node for the first one).
     """
 
     pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
+    parts: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+    def part_of(self, node: str) -> tuple[int, str]:
+        return self.parts.get(node, (0, node))
 
     @cached_property
     def slices(self) -> dict[str, Slice]:

@@ -21,6 +21,8 @@ class Slice:
         shape: its length on each axis.
         group: the places that hold it.
         copies: suffixes of the cached copies that every worker holds in addition.
+        is_on_places: True if each worker holds it on the device of its first place in the group, as on a mesh; False if
+            on its first device.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Slice:
     shape: tuple[int, ...]
     group: Group
     copies: tuple[str, ...] = ()
+    is_on_places: bool = False
 
     @property
     def place(self) -> tuple[slice, ...]:
@@ -38,6 +41,11 @@ class Slice:
     def owner(self) -> int | None:
         """The first worker of its group, from which the workers outside it read; None if every worker holds it."""
         return None if self.group.is_all else self.group.workers[0]
+
+    def device(self, worker: int) -> str | None:
+        """Returns the device on which a worker of the group holds the slice; None: on its first one."""
+        ranks = self.group.ranks(worker) if self.is_on_places else ()
+        return self.group.places[ranks[0]].device if ranks else None
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Holder:
         starts = product(*(range(0, n, part) for n, part in zip(shape, length, strict=True)))
         along = [axis for axis, count in enumerate(counts) if count > 1]
         slices = tuple(
-            Slice(shard_name("", k), start, length, group)
+            Slice(shard_name("", k), start, length, group, is_on_places=True)
             for k, (start, group) in enumerate(zip(starts, groups, strict=True))
         )
         return cls(slices, along[0] if len(along) == 1 else None)

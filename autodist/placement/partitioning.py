@@ -38,6 +38,11 @@ def shard_name(variable: str, shard: int) -> str:
     return f"{variable}/shard_{shard}"
 
 
+def part_name(variable: str, coordinate: int) -> str:
+    """Returns the name of the part of a variable for one of a worker's coordinates on a mesh, by its position."""
+    return f"{variable}/part_{coordinate}" if coordinate else variable
+
+
 def listed(names: Sequence[str]) -> str:
     """Returns up to four names, or three and the number of the others, as in the script."""
     known = [name.removesuffix(WHOLE) for name in names]

@@ -48,7 +48,8 @@ class ResourceSpec(YamlKeys):
         is_given: True if a scheduler starts the processes, which exchange their addresses.
         allotments: with `nodes: given`, the devices, cores and port of each worker. Empty until its processes have
             joined; until then `nodes` is this machine alone.
-        mesh_rows: the places of each row of a mesh along the data axis, as positions among all places; empty: no mesh.
+        mesh_rows: the places of rows of a mesh along the data axis, as positions among all places: for each group of
+            workers that divide the batch among them, the row of their first coordinates; empty: no mesh.
         micro_batches: the number of micro-batches of a pipeline, which are its replicas, all on the chief's device; 0:
             not a pipeline, and each device of each worker is a replica.
         owned_bytes: for each worker, the bytes of variables of earlier steps that it owns; (): no earlier step.
@@ -132,7 +133,8 @@ class ResourceSpec(YamlKeys):
         """Returns this spec for a mesh, as the first row sees it.
 
         Args:
-            rows: the places of each row along the data axis, which share a batch, as positions among all places.
+            rows: the places that share a batch, as positions among all places: for each worker, those of its first row
+                along the data axis, once.
         """
         return self._changed({"mesh_rows": tuple(map(tuple, rows))})
 
@@ -251,7 +253,7 @@ class ResourceSpec(YamlKeys):
     @property
     def shares_batches(self) -> bool:
         """True if all workers compute on a batch together: on parts of it, in a pipeline, or on a mesh."""
-        return len(self.replicas) > 1 or self.micro_batches > 0 or len(self.mesh_rows) > 1
+        return len(self.replicas) > 1 or self.micro_batches > 0 or (bool(self.mesh_rows) and len(self.places) > 1)
 
     def replicas_of(self, worker: int) -> int:
         """Returns the number of replicas of a worker."""

@@ -155,7 +155,7 @@ class MeshCosts:
         return MeshFigures(
             mesh=str(mesh),
             places=mesh.size,
-            workers=self.strategy.graph_config.workers or mesh.size,
+            workers=len({place.worker for place in self.strategy.mesh.places}),
             variables=part_figures(mesh, self.captured, self.sharded.shardings, origins, find_slots(self.captured)),
             held=self.held,
             collectives=tuple(self._collective_figures()),

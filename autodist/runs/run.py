@@ -248,10 +248,10 @@ class Run:
         self.variable_sync = VariableSync(self._variable_slices, spread, self.tracker, mailbox, self.guard, self.pull)
         self.coordination.begin(messages, mailbox)
 
-    def _home(self, worker: int, dtype: tf.DType) -> str:
-        """Returns the device on which a worker keeps a variable."""
+    def _home(self, worker: int, dtype: tf.DType, device: str | None = None) -> str:
+        """Returns the device on which a worker keeps a variable, or a slice of one that is on the device `device`."""
         first = next(iter(self.spec.workers[worker].devices), "cpu:0")
-        return home_of(worker, self.workers, first, dtype)
+        return home_of(worker, self.workers, device or first, dtype)
 
     @property
     def have_joined(self) -> bool:

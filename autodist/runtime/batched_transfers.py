@@ -35,6 +35,7 @@ class TransferPart:
         owner: the worker that holds the part; None: every worker.
         copies: suffixes of the names of additional copies on every worker.
         on_cpu: True if the holders keep the part on their CPUs, whatever its dtype.
+        device: the device of the owner that the part is on; None: the first one of each holder.
     """
 
     value: int
@@ -45,6 +46,7 @@ class TransferPart:
     owner: int | None
     copies: tuple[str, ...]
     on_cpu: bool
+    device: str | None = None
 
     @property
     def to(self) -> int | None:
@@ -144,9 +146,10 @@ def _parts(values: Sequence[StoredVariable]) -> Iterator[TransferPart]:
     for k, kept in enumerate(values):
         for one in kept.slices:
             name, about = kept.shared_name + one.name, (kept.dtype.name, one.begin, one.shape)
-            yield TransferPart(k, name, *about, one.owner, one.copies, kept.on_cpu)
+            device = None if one.owner is None else one.device(one.owner)
+            yield TransferPart(k, name, *about, one.owner, one.copies, kept.on_cpu, device)
             for other in () if one.group.is_all else one.group.workers[1:]:
-                yield TransferPart(k, name, *about, other, (), kept.on_cpu)
+                yield TransferPart(k, name, *about, other, (), kept.on_cpu, one.device(other))
 
 
 def _transfers(parts: Sequence[TransferPart], to: set[int | None]) -> Iterator[BatchedTransfer]:

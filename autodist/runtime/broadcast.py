@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
-from autodist.graph.devices import cpu_of
+from autodist.graph.devices import Home, cpu_of
 from autodist.graph.inboxes import Inbox, queue_of
 from autodist.runtime.batched_transfers import TRANSFER_BYTES, BatchedTransfer, ByteRange, Listing, TransferPart
 from autodist.runtime.graph_runner import GraphRunners
@@ -40,9 +40,7 @@ class VariableBroadcast:
         home: returns the device on which a worker keeps a variable of a dtype.
     """
 
-    def __init__(
-        self, graph_runners: GraphRunners, worker: int, workers: int, home: Callable[[int, tf.DType], str]
-    ) -> None:
+    def __init__(self, graph_runners: GraphRunners, worker: int, workers: int, home: Home) -> None:
         self.worker, self.workers = worker, workers
         self._graph_runner, self._loops, self._home = graph_runners.control, graph_runners.inbox_loops, home
         self._sends: dict[tuple[int, ...] | int, Callable[..., object]] = {}
@@ -141,7 +139,7 @@ class VariableBroadcast:
         operations = []
         with (
             self._graph_runner.graph.as_default(),
-            tf.device(self._home(self.worker, tf.int64 if part.on_cpu else dtype)),
+            tf.device(self._home(self.worker, tf.int64 if part.on_cpu else dtype, part.device)),
         ):
             placeholder = tf.compat.v1.placeholder(dtype, part.shape)
             for k, name in enumerate(part.names_on(self.worker)):

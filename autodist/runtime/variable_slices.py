@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.devices import Home
 from autodist.placement.holder import Holder, Slice
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variables import StoredVariable, TrackedVariable
@@ -74,9 +75,7 @@ class VariableSlices:
         home: returns the device on which a worker keeps a variable of a dtype.
     """
 
-    def __init__(
-        self, graph_runner: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]
-    ) -> None:
+    def __init__(self, graph_runner: GraphRunner, worker: int, workers: int, home: Home) -> None:
         self._graph_runner = graph_runner
         self._worker, self._workers, self._home = worker, workers, home
         self._reads: dict[_Key, tf.Tensor] = {}
@@ -141,7 +140,7 @@ class VariableSlices:
         """
         for one in kept.slices:
             worker = self._worker if one.owner is None else one.owner
-            with self._graph_runner.graph.as_default(), self.on(kept, worker):
+            with self._graph_runner.graph.as_default(), self.on(kept, worker, one):
                 handle = self._handle(kept, one, one.name)
                 first = [tf.raw_ops.DisableCopyOnRead(resource=handle)] if is_still else []
                 with tf.control_dependencies(first):
@@ -152,7 +151,7 @@ class VariableSlices:
         """Yields each slice of a variable and each copy of one, with the worker that holds it and its handle there."""
         for one in kept.slices:
             for worker, name in self.named_holders(one):
-                with self._graph_runner.graph.as_default(), self.on(kept, worker):
+                with self._graph_runner.graph.as_default(), self.on(kept, worker, one):
                     handle = self._handle(kept, one, name)
                 yield one, worker, handle
 
@@ -160,9 +159,12 @@ class VariableSlices:
     def _handle(kept: StoredVariable, one: Slice, name: str) -> tf.Tensor:
         return tf.raw_ops.VarHandleOp(dtype=kept.dtype, shape=one.shape, shared_name=kept.shared_name + name)
 
-    def on(self, kept: StoredVariable, worker: int) -> AbstractContextManager[None]:
-        """Context of the device on which a worker keeps a variable."""
-        return tf.device(self._home(worker, tf.int64 if kept.on_cpu else kept.dtype))  # counters stay on the CPU
+    def on(self, kept: StoredVariable, worker: int, one: Slice | None = None) -> AbstractContextManager[None]:
+        """Context of the device on which a worker keeps a variable, or a slice of one."""
+        device = None if one is None else one.device(worker)
+        return tf.device(
+            self._home(worker, tf.int64 if kept.on_cpu else kept.dtype, device)
+        )  # counters stay on the CPU
 
     def _read(self, tracked: TrackedVariable) -> tf.Tensor:
         key = (tracked.shared_name, tracked.holder)
@@ -197,7 +199,7 @@ class VariableSlices:
             value = tf.raw_ops.DeepCopy(x=placeholder)
         operations = []
         for worker, name in holders:
-            with self.on(kept, worker):
+            with self.on(kept, worker, one):
                 handle = self._handle(kept, one, name)
                 operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
         return placeholder, operations

@@ -239,10 +239,10 @@ class SessionPlan:
         Raises:
             CaptureError: the strategy needs another holder for a variable, which no step trained before.
         """
-        if self._run.workers == 1:
-            return {}
         if self.strategy.HasField("mesh"):
             return self._find_divided(whole)
+        if self._run.workers == 1:
+            return {}
         holders = find_holders(replace(whole, holders=earlier), self.strategy)
         wanted = find_holders(whole, self.strategy) if earlier else holders
         for node in self.strategy.nodes:

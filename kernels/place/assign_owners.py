@@ -29,7 +29,7 @@ class AssignOwners(Kernel[CapturedStep, PlacedStep]):
     name: ClassVar[str] = "assign-owners"
 
     def apply(self, step: CapturedStep, context: Context) -> PlacedStep:
-        holders = {} if context.workers == 1 else _find_holders(step, context.plan)
+        holders = step.holders if context.workers == 1 else _find_holders(step, context.plan)
         return PlacedStep.of(step, holders={name: one for name, one in holders.items() if not one.is_everywhere})
 
 

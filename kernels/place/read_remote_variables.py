@@ -44,7 +44,7 @@ class ReadRemoteVariables(Kernel[StepWithOwners, StepWithOwners]):
         return editor.to_step()
 
 
-def _read_far(editor: GraphEditor, step: Step, context: Context, far: Mapping[str, int]) -> None:
+def _read_far(editor: GraphEditor, step: StepWithOwners, context: Context, far: Mapping[str, int]) -> None:
     written = {name: effect.writes for name, effect in step.graph_index.effects.items()}
     for handle, worker in far.items():
         if handle not in editor:
@@ -55,7 +55,8 @@ def _read_far(editor: GraphEditor, step: Step, context: Context, far: Mapping[st
             editor, step.by_handle[handle], context, worker, context.worker,
             [name for name in takers if not written.get(name)],
         )  # fmt: skip
-        device = context.home(worker, step.by_handle[handle].dtype)
+        variable = step.by_handle[handle]
+        device = context.home(worker, variable.dtype, step.slices[variable.name].device(worker))
         editor[handle].device = device
         for name in editor.consumers(handle):
             editor[name].device = device

@@ -15,6 +15,7 @@ from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.plan import CACHED_COPY
+from autodist.placement.holder import Slice
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
                 continue
             owner, *others = step.slices[variable.name].group.workers
             for name in (handle, *editor.consumers(handle)):
-                editor[name].device = context.home(owner, variable.dtype)
+                editor[name].device = context.home(owner, variable.dtype, step.slices[variable.name].device(owner))
             if others:
-                _write_copies(editor, variable, names, others, context)
+                _write_copies(editor, variable, names, others, context, of=step.slices[variable.name])
             if plan.has_cached_copy(variable.name):
                 _write_copies(editor, variable, names, range(context.workers), context, CACHED_COPY)
         # Written variables are placed here; variables that are only read are placed by a later kernel.
@@ -78,6 +79,7 @@ def _write_copies(
     workers: Iterable[int],
     context: Context,
     suffix: str = "",
+    of: Slice | None = None,
 ) -> None:
     """Assigns the value of a variable after the writes `after` to its copies on `workers`."""
     handle = variable.handle
@@ -86,7 +88,7 @@ def _write_copies(
     with subgraph(editor, f"set_on_all_workers/{handle}") as f, tf.control_dependencies([f.after(after)]):
         value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
         for worker in workers:
-            with tf.device(context.home(worker, variable.dtype)):
+            with tf.device(context.home(worker, variable.dtype, None if of is None else of.device(worker))):
                 there = tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, shared_name=shared_name)
                 made.append(f.name(tf.raw_ops.AssignVariableOp(resource=there, value=value)))
     editor.run(made)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import tensorflow as tf
 
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.step import ReplicatedStep, StepWithOwners
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import DIRECT_BYTES, Communicator
-from autodist.kernels.shard.reshards import Reshard, ReshardKind, set_index
-from autodist.kernels.sums import ordered_sum
+from autodist.kernels.shard.local_reshards import reduced
+from autodist.kernels.shard.reshards import Reshard, ReshardKind, set_index, source_of
 from autodist.placement.group import Group, Place
 from autodist.placement.holder import Holder
 from autodist.sharding import Sharding
@@ -47,8 +47,10 @@ class LowerReshards(Kernel[ReplicatedStep, ReplicatedStep]):
         _signal_writes(editor, step, context)
         holders = holders_of_shardings(step, context)
         for name, holder in holders.items():
-            [own] = (one for one in holder.slices if context.worker in one.group)
-            editor[step.by_name[name].handle].attr["shared_name"].s += own.name.encode()
+            for handle, coordinate in _handles(step, name):
+                place = context.strategy.mesh.places[context.place_of(0, coordinate)]
+                own = next(one for one in holder.slices if Place(place.worker, place.device) in one.group.places)
+                editor[handle].attr["shared_name"].s += own.name.encode()
         return editor.to_step(holders={**step.holders, **holders})
 
 
@@ -58,11 +60,9 @@ def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, con
     Between two steps, a worker may therefore read the parts of the others: all are of the same step.
     """
     assert context.mesh is not None, "only a mesh divides variables"
-    divided = {step.by_name[name].handle for name in step.shardings}
+    divided = {handle for name in step.shardings for handle, _ in _handles(step, name)}
     writes = [name for name, effect in step.graph_index.effects.items() if effect.writes & divided and name in editor]
-    own, data = context.mesh_row[context.local_replicas[0]], context.strategy.mesh.data
-    row = context.mesh.row(own, [name for name in context.mesh.names if name != data])
-    group = _group_of(row, context)
+    group = _group_of(context.mesh.row(context.place_of(0, 0), context.model_axes), context)
     others = [worker for worker in group.workers if worker != context.worker]
     if not writes or not others:
         return
@@ -77,6 +77,13 @@ def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, con
     editor.run(exchange.effects)
     for name in writes:
         editor.add_control(name, names)
+
+
+def _handles(step: ReplicatedStep, name: str) -> Iterator[tuple[str, int]]:
+    """Yields the handles of this worker's parts of a variable, each with the position of its coordinate."""
+    handle = step.by_name[name].handle
+    yield handle, 0
+    yield from ((copy, coordinate) for copy, (coordinate, copied) in step.parts.items() if copied == handle)
 
 
 def _group_of(row: Sequence[int], context: Context) -> Group:
@@ -108,45 +115,81 @@ def _holder(step: StepWithOwners, context: Context, name: str, sharding: Shardin
 
 def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Context, name: str, how: Reshard) -> None:
     assert context.mesh is not None, "only a mesh has reshard nodes"
-    replica, captured = step.replica_of(name)
-    place = context.mesh_row[context.local_replicas[replica]]
+    replica, placed = step.replica_of(name)
+    coordinate, captured = step.part_of(placed)
+    place = context.place_of(replica, coordinate)
     row = context.mesh.row(place, how.axes)
     node = editor[name]
     if how.kind is ReshardKind.INDEX:
         set_index(node, row.index(place))
         return
     group = _group_of(row, context)
-    data = [i for i in node.input if not is_control(i)]
-    source = data[1] if node.op == "Split" else data[0]
-    if how.kind is ReshardKind.ALL_TO_ALL:
-        source = [i for i in editor[source].input if not is_control(i)][1]
-    key = f"{captured}/{replica}"
+    # Workers may have several rows in common, which differ on the other axes.
+    index = context.mesh.index(place, [axis for axis in context.model_axes if axis not in how.axes])
+    key = f"{captured}/{replica}" + (f"/{index}" if index else "")
     with editor.subgraph(f"lowered/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key, group)
-        made = f.name(_LOWERED[how.kind](exchange, f.input(source), how))
+        parts = f.inputs(_sources(editor, name, how, len(group.ranks(context.worker))))
+        made = list(map(f.name, _LOWERED[how.kind](exchange, parts, how)))
     editor.run(exchange.effects)
-    editor.pass_on(name, made, step.spec_of(f"{name}:0").dtype, filter(is_control, node.input))
+    if len(made) == 1:
+        editor.pass_on(name, made[0], step.spec_of(f"{name}:0").dtype, filter(is_control, node.input))
+        return
+    for position, one in enumerate(made):
+        editor.rewire(f"{name}:{position}", one)
 
 
-def _slice(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
+def _sources(editor: StepEditor[ReplicatedStep], name: str, how: Reshard, count: int) -> list[str]:
+    """Returns the tensors that a reshard node transfers: one, or those of `count` places of this worker."""
+    node = editor[name]
+    if node.op == "ConcatV2":
+        return [tensor(i) for i in node.input[:count]]
+    source = source_of(name, editor)
+    if how.kind is ReshardKind.ALL_TO_ALL and node.op == "Split":
+        return [tensor(i) for i in editor[node_of(source)].input[:count]]
+    return [source]
+
+
+def _slice(exchange: Communicator, parts: list[tf.Tensor], how: Reshard) -> list[tf.Tensor]:
     own = exchange.group.ranks(exchange.me)[0]
-    return tf.split(x, exchange.group.size, how.dimension)[own]
+    return [tf.split(parts[0], exchange.group.size, how.dimension)[own]]
 
 
-def _all_gather(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
-    return tf.concat([part[0] for part in exchange.all_gather("part", [x])], how.dimension)
+def _all_gather(exchange: Communicator, parts: list[tf.Tensor], how: Reshard) -> list[tf.Tensor]:
+    return [tf.concat(_gather(exchange, "part", parts), how.dimension)]
 
 
-def _all_reduce(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
-    """Reduces whole tensors of two members, or small ones; of others, each member reduces one piece."""
-    count = exchange.group.size
+def _gather(exchange: Communicator, tag: str, parts: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the parts of all places of a row, in rank order; each worker sends those of its places."""
+    group = exchange.group
+    exchange.broadcast(tag, parts)
+    counts = {worker: len(group.ranks(worker)) for worker in group.workers if worker != exchange.me}
+    came = exchange.receive_each(tag, {worker: [parts[0]] * count for worker, count in counts.items()})
+    came[exchange.me] = parts
+    return _by_rank(exchange, came)
+
+
+def _by_rank(exchange: Communicator, came: Mapping[int, Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    """Returns the tensors of the places of each worker in rank order."""
+    ranks = [rank for worker in came for rank in exchange.group.ranks(worker)]
+    tensors = [one for worker in came for one in came[worker]]
+    return [one for _, one in sorted(zip(ranks, tensors, strict=True), key=lambda pair: pair[0])]
+
+
+def _all_reduce(exchange: Communicator, parts: list[tf.Tensor], how: Reshard) -> list[tf.Tensor]:
+    """Reduces whole tensors of two workers, or small ones; of others, each worker reduces one piece."""
+    [x], count = parts, len(exchange.group.workers)
     if is_sent_whole(x, count):
-        return _reduced([part[0] for part in exchange.all_gather("part", [x])], how)
+        return [reduced([part[0] for part in exchange.all_gather("part", [x])], how.how)]
     flat = tf.reshape(x, [-1])
     length = tf.size(flat)
-    own = _reduced(exchange.all_to_all("piece", _open(tf.split(flat, piece_lengths(length, count), num=count))), how)
-    pieces = [part[0] for part in exchange.all_gather("sum", _open([own]))]
-    return tf.reshape(tf.concat(pieces, 0), tf.shape(x))
+    pieces = _open(tf.split(flat, piece_lengths(length, count), num=count))
+    of_worker = dict(zip(exchange.group.workers, pieces, strict=True))
+    mine = of_worker.pop(exchange.me)
+    exchange.scatter("piece", {worker: [piece] for worker, piece in of_worker.items()})
+    own = reduced([piece for [piece] in exchange.collect("piece", [mine])], how.how)
+    sums = [part[0] for part in exchange.all_gather("sum", _open([own]))]
+    return [tf.reshape(tf.concat(sums, 0), tf.shape(x))]
 
 
 def is_sent_whole(x: tf.Tensor | tf.TensorSpec, count: int) -> bool:
@@ -165,34 +208,38 @@ def _open(vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.raw_ops.PlaceholderWithDefault(input=vector, shape=[None]) for vector in vectors]
 
 
-def _reduce_scatter(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
-    return _reduced(exchange.all_to_all("piece", tf.split(x, exchange.group.size, how.dimension)), how)
+def _reduce_scatter(exchange: Communicator, parts: list[tf.Tensor], how: Reshard) -> list[tf.Tensor]:
+    [x], group = parts, exchange.group
+    pieces = tf.split(x, group.size, how.dimension)
+    of_worker = {worker: [pieces[rank] for rank in group.ranks(worker)] for worker in group.workers}
+    own = of_worker.pop(exchange.me)
+    exchange.scatter("piece", of_worker)
+    came = exchange.collect("piece", own)
+    return [reduced(pieces_of_place, how.how) for pieces_of_place in zip(*came, strict=True)]
 
 
-def _all_to_all(exchange: Communicator, x: tf.Tensor, how: Reshard) -> tf.Tensor:
-    return tf.concat(exchange.all_to_all("piece", tf.split(x, exchange.group.size, how.split)), how.dimension)
+def _all_to_all(exchange: Communicator, parts: list[tf.Tensor], how: Reshard) -> list[tf.Tensor]:
+    """Sends each worker the pieces of this worker's places for its places, place by place."""
+    group = exchange.group
+    pieces = [tf.split(part, group.size, how.split) for part in parts]
+    of_worker = {w: [own[rank] for own in pieces for rank in group.ranks(w)] for w in group.workers}
+    own = of_worker.pop(exchange.me)
+    exchange.scatter("piece", of_worker)
+    counts = {worker: len(group.ranks(worker)) * len(parts) for worker in of_worker}
+    came = exchange.receive_each("piece", {worker: [own[0]] * count for worker, count in counts.items()})
+    came[exchange.me] = own
+    count = len(parts)
+    return [
+        tf.concat(_by_rank(exchange, {w: tensors[k::count] for w, tensors in came.items()}), how.dimension)
+        for k in range(count)
+    ]
 
 
-_LOWERED: Mapping[ReshardKind, Callable[[Communicator, tf.Tensor, Reshard], tf.Tensor]] = {
+_LOWERED: Mapping[ReshardKind, Callable[[Communicator, list[tf.Tensor], Reshard], list[tf.Tensor]]] = {
     ReshardKind.SLICE: _slice,
     ReshardKind.ALL_GATHER: _all_gather,
     ReshardKind.ALL_REDUCE: _all_reduce,
     ReshardKind.REDUCE_SCATTER: _reduce_scatter,
     ReshardKind.ALL_TO_ALL: _all_to_all,
 }
-
-
-_MERGED = {"max": tf.maximum, "min": tf.minimum}
-_MERGED_BOOLEANS = {"max": tf.logical_or, "min": tf.logical_and}
-
-
-def _reduced(parts: list[tf.Tensor], how: Reshard) -> tf.Tensor:
-    """Reduces parts in row order."""
-    if how.how in ("max", "min"):
-        merge = (_MERGED_BOOLEANS if parts[0].dtype == tf.bool else _MERGED)[how.how]
-        found = parts[0]
-        for part in parts[1:]:
-            found = merge(found, part)
-        return found
-    total = ordered_sum(parts)
-    return total / tf.cast(len(parts), total.dtype) if how.how == "mean" else total
+"""The transfers of a row, by the parts of this worker's places: its only result, or one for each of its places."""

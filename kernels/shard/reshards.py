@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.names import as_input
+from autodist.graph.names import as_input, node_of, tensor
 
 RESHARD = "_autodist_reshard"
 """Attribute of a reshard node."""
@@ -93,6 +93,16 @@ def add_index(editor: GraphEditor, name: str, axes: tuple[str, ...]) -> str:
     _add_constant(editor, name, 0, tf.int64)
     editor[name].attr[RESHARD].s = Reshard(ReshardKind.INDEX, axes).to_text().encode()
     return f"{name}:0"
+
+
+def source_of(name: str, nodes: GraphEditor | Mapping[str, NodeDef]) -> str:
+    """Returns the tensor of a place that a stand-in made by `add_reshard` transfers."""
+    node = nodes[name]
+    if node.op == "Split":
+        return tensor(node.input[1])
+    reshard = Reshard.of(node)
+    is_exchange = reshard is not None and reshard.kind is ReshardKind.ALL_TO_ALL
+    return tensor(nodes[node_of(node.input[0])].input[1] if is_exchange else node.input[0])
 
 
 def set_index(node: tf.compat.v1.NodeDef, index: int) -> None:

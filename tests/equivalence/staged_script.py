@@ -26,17 +26,19 @@ def replicas(count: int) -> dict[str, object]:
     return {"nodes": [{"address": "localhost", "cpus": list(range(count))}]}
 
 
-def mesh_of_tensors(workers: int) -> dict[str, object]:
-    """Layers divided by columns, then by rows; kernel_2 of the session is whole."""
-    columns, rows = "(dense|dense_2)/kernel|kernel_0", "(dense_1|dense_3)/kernel|kernel_1"
-    layouts = {columns: [None, "model"], rows: ["model"]}
-    strategy = {"builder": "Mesh", "mesh": {"data": -1, "model": 2}, "layouts": layouts}
-    nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
+def mesh_of_tensors(workers: int, data: int = 2) -> dict[str, object]:
+    """Layers divided by columns, then by rows, on four devices; kernel_2 of the session is whole."""
+    columns, rows = ".*/(dense|dense_2)/kernel|kernel_0", ".*/(dense_1|dense_3)/kernel|kernel_1"
+    layouts = {columns: {"sharding": [None, "model"]}, rows: {"sharding": ["model"]}}
+    strategy = {"builder": "Mesh", "mesh": {"data": data, "model": -1}, "variables": layouts}
+    nodes = [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": workers}]
     return {"nodes": nodes, "strategy": strategy, "batch": "global"}
 
 
 MACHINES = {
     "mesh of tensors": mesh_of_tensors(4),
+    "mesh of tensors on one": mesh_of_tensors(1),
+    "mesh of tensors on two": mesh_of_tensors(2),
     "stages": pipelines(2, micro_batches=MICRO_BATCHES, schedule="1F1B", recompute=True),
     "mesh": pipelines(4, micro_batches=1, mesh={"stage": 2, "data": 2}),
     "replicas of stages": replicas(MICRO_BATCHES),

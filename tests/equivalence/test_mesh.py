@@ -1,7 +1,8 @@
-"""A mesh of four processes: Keras, a function, checkpoints and a session equal two replicas on one worker."""
+"""A mesh of four devices on four workers, two or one equals two replicas: Keras, a function, checkpoints, a session."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -30,11 +31,22 @@ def numbers(line: str) -> list[float]:
     return [x for value in shared for x in np.frombuffer(bytes.fromhex(value))]
 
 
-def test_a_mesh_of_two_by_two_equals_two_replicas(tmp_path: Path) -> None:
-    _, alone = told_by("replicas of mesh", tmp_path)
-    output, on_mesh = told_by("mesh of tensors", tmp_path, forked_workers=3)
-    assert "Mesh: 4 places on 4 workers, mesh {data: 2, model: 2}" in output
-    for worker in range(4):
+@functools.lru_cache(maxsize=1)
+def told_by_replicas(folder: Path) -> list[str]:
+    return told_by("replicas of mesh", folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers"),
+    [("mesh of tensors", 4), ("mesh of tensors on one", 1), ("mesh of tensors on two", 2)],
+)
+def test_a_mesh_of_two_by_two_equals_two_replicas(machines: str, workers: int, tmp_path: Path) -> None:
+    alone = told_by_replicas(tmp_path)
+    output, on_mesh = told_by(machines, tmp_path, forked_workers=workers - 1)
+    named = f"{workers} workers" if workers > 1 else "1 worker"
+    assert f"Mesh: 4 places on {named}, mesh {{data: 2, model: 2}}" in output
+    assert "each place holds 600 B of 1.13 kB" in output
+    for worker in range(workers):
         start = f"[localhost:{worker}] TOLD" if worker else "TOLD"
         own = [line for line in on_mesh if line.startswith(start)]
         assert len(own) == len(alone) == 13

@@ -31,9 +31,10 @@ from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
-from autodist.placement.partitioning import Partitioning, shard_name
+from autodist.placement.partitioning import Partitioning, part_name, shard_name
 from autodist.proto import strategy_pb2
 from autodist.sharding import Mesh, Sharding
+from autodist.synchronizers import mesh_of
 from tests.unit.kernels.without_stacks import without_stacks
 
 Values = dict[str, np.ndarray]
@@ -100,12 +101,17 @@ def plan(
 
 
 def on_mesh(
-    step: Step, sizes: Mapping[str, int], layouts: Mapping[str, str], data: str = "data", **options: Any
+    step: Step,
+    sizes: Mapping[str, int],
+    layouts: Mapping[str, str],
+    data: str = "data",
+    devices: int = 1,
+    **options: Any,
 ) -> strategy_pb2.Strategy:
-    """A strategy for a mesh with a worker at each point; `layouts` are the text forms of the variables' shardings."""
-    places = math.prod(sizes.values())
-    strategy = plan(step, places, **options)
-    strategy.graph_config.workers = places
+    """A strategy for a mesh of workers with some devices; `layouts` are the text forms of the variables' shardings."""
+    workers = math.prod(sizes.values()) // devices
+    strategy = plan(step, workers, devices, **options)
+    strategy.graph_config.workers = workers
     strategy.mesh.CopyFrom(
         strategy_pb2.Mesh(
             axes=[strategy_pb2.MeshAxis(name=name, size=size) for name, size in sizes.items()],
@@ -155,24 +161,34 @@ class Trained:
     outputs: list[list[list[np.ndarray]]]
     cuts: Mapping[str, Partitioning] = field(default_factory=dict)
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
-    mesh: Mesh | None = None
+    strategy: strategy_pb2.Strategy | None = None
 
     def variable(self, name: str) -> np.ndarray:
         """Returns the value of a variable; all workers that hold it have the same bits."""
         if name in self.cuts:
             cut = self.cuts[name]
             return np.concatenate([self.variable(shard_name(name, k)) for k in range(len(cut.sizes))], cut.axis)
-        if name in self.shardings and self.mesh is not None:
-            parts = [values[name] for values in self.variables]
-            whole = joined(parts, self.shardings[name], self.mesh)
-            for worker, mine in enumerate(parts):
-                own = part_of(whole, self.shardings[name], self.mesh, worker)
+        if name in self.shardings and self.strategy is not None:
+            mesh, parts = mesh_of(self.strategy), self._at_places(name, self.strategy)
+            whole = joined(parts, self.shardings[name], mesh)
+            for place, mine in enumerate(parts):
+                own = part_of(whole, self.shardings[name], mesh, place)
                 np.testing.assert_array_equal(mine, own, err_msg=name)
             return whole
         found = [values[name] for values in self.variables if name in values]
         for other in found[1:]:
             np.testing.assert_array_equal(other, found[0], err_msg=name)
         return found[0]
+
+    def _at_places(self, name: str, strategy: strategy_pb2.Strategy) -> list[np.ndarray]:
+        """The part of a divided variable at each place, which its worker may hold for several places."""
+        mesh, found = mesh_of(strategy), []
+        axes = [axis for along in self.shardings[name].axes for axis in along]
+        for place, device in enumerate(strategy.mesh.places):
+            coordinates = Context(strategy, device.worker).coordinates
+            first = next(k for k, other in enumerate(coordinates) if mesh.index(other, axes) == mesh.index(place, axes))
+            found.append(self.variables[device.worker][part_name(name, first)])
+        return found
 
 
 def train(captured: CapturedFunction, strategy: strategy_pb2.Strategy, batches: Sequence[Batch]) -> Trained:
@@ -204,10 +220,10 @@ class Session:
         with self.graph.as_default(), without_stacks():
             self.handles = [self._handles(worker) for worker in range(len(self.items))]
             self._assign = [
-                tf.raw_ops.AssignVariableOp(resource=handle, value=self._part(worker, name, initial[name]))
+                tf.raw_ops.AssignVariableOp(resource=handle, value=self._part(worker, name, initial))
                 for worker, handles in enumerate(self.handles)
                 for name, handle in handles.items()
-                if name in initial
+                if self._whole(worker, name) in initial
             ] + [
                 tf.raw_ops.AssignVariableOp(resource=self.graph.get_tensor_by_name(proxy), value=initial[name])
                 for proxy, name in self._proxies()
@@ -218,7 +234,11 @@ class Session:
                 for name in item.initializers.values()
             ]
             self._read = [
-                {name: self._read_own(worker, name, handle) for name, handle in handles.items() if name in initial}
+                {
+                    name: self._read_own(worker, name, handle)
+                    for name, handle in handles.items()
+                    if self._whole(worker, name) in initial
+                }
                 for worker, handles in enumerate(self.handles)
             ]
         config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4, intra_op_parallelism_threads=1)
@@ -232,8 +252,7 @@ class Session:
             session.run([self._assign, self._initializers])
             outputs = [self._step(batch, limit_ms) for batch in batches]
             read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
-            mesh = Context(self.strategy, 0).mesh
-            return Trained(session.run(read), outputs, self.cuts, self.items[0].shardings, mesh)
+            return Trained(session.run(read), outputs, self.cuts, self.items[0].shardings, self.strategy)
 
     def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
         """Runs one step from the script's values; returns the tensors `names` of it ("worker_0/x:0")."""
@@ -294,10 +313,20 @@ class Session:
             fed[f"worker_{worker}/{ALL_EXAMPLES}"] = count
         return fed
 
-    def _part(self, worker: int, name: str, value: np.ndarray) -> np.ndarray:
-        """The part of a variable that a worker holds on a mesh; elsewhere, the variable."""
-        sharding, mesh = self.items[worker].shardings.get(name), Context(self.strategy, worker).mesh
-        return value if sharding is None or mesh is None else part_of(value, sharding, mesh, worker)
+    def _whole(self, worker: int, name: str) -> str:
+        """The name of the variable of which a worker holds a part under a name, or the name."""
+        step = self.items[worker]
+        _, handle = step.part_of(step.by_name[name].handle)
+        return step.by_handle[handle].name
+
+    def _part(self, worker: int, name: str, values: Values) -> np.ndarray:
+        """The value of a variable, or of the part that a worker holds on a mesh under a name."""
+        step, context, whole = self.items[worker], Context(self.strategy, worker), self._whole(worker, name)
+        sharding = step.shardings.get(whole)
+        if sharding is None or context.mesh is None:
+            return values[whole]
+        place = context.coordinates[step.part_of(step.by_name[name].handle)[0]]
+        return part_of(values[whole], sharding, context.mesh, place)
 
     def _handles(self, worker: int) -> dict[str, tf.Tensor]:
         present = {node.name for node in self.items[worker].graph_def.node}

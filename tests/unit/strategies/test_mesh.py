@@ -121,9 +121,28 @@ def test_overrides_of_synchronizers_are_refused(step, cluster, use):
         builder.build(step(SHAPES), arranged(builder, cluster(2)))
 
 
-def test_devices_of_one_worker_in_several_rows_are_refused(cluster):
-    with pytest.raises(StrategyError, match="Start a worker for each device"):
-        arranged(Mesh(mesh={"model": 4}), cluster(2, 2))
+@pytest.mark.parametrize(
+    ("sizes", "devices", "rows"),
+    [
+        ({"data": 2, "model": 2}, (1, 4), [(0, 0)]),
+        ({"model": 2}, (1, 2), [(0,)]),
+        ({"model": 4}, (2, 2), [(0,), (1,)]),
+        ({"data": 2, "model": 2}, (2, 2), [(0, 1), (0, 1)]),
+        ({"model": 2, "data": 2}, (1, 4), [(0, 0)]),
+    ],
+)
+def test_a_worker_may_have_several_coordinates(cluster, sizes, devices, rows):
+    spec = arranged(Mesh(mesh=sizes), cluster(*devices))
+    assert [spec.seen_by(worker).replica_workers for worker in range(devices[0])] == rows
+    assert spec.shares_batches
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices"), [({"data": 3, "model": 2}, (2, 3)), ({"model": 2, "data": 3}, (3, 2))], ids=str
+)
+def test_devices_of_a_worker_that_are_no_block_of_the_mesh_are_refused(cluster, sizes, devices):
+    with pytest.raises(StrategyError, match="are no block of the mesh.* start a worker for each device"):
+        arranged(Mesh(mesh=sizes), cluster(*devices))
 
 
 def test_the_table_shows_shardings(step, cluster):

@@ -28,8 +28,10 @@ def in_float64(keras_in_float64):
     return keras_in_float64
 
 
-def assert_equal_on_mesh(model: Model, sizes: dict[str, int], layouts: dict[str, str], rtol: float = 1e-12) -> None:
-    strategy = on_mesh(model.captured.step, sizes, layouts)
+def assert_equal_on_mesh(
+    model: Model, sizes: dict[str, int], layouts: dict[str, str], rtol: float = 1e-12, devices: int = 1
+) -> None:
+    strategy = on_mesh(model.captured.step, sizes, layouts, devices=devices)
     expected = one_device(model.captured, model.step, model.batches)
     assert_same(Session(model.captured, strategy).train(model.batches), expected, rtol)
 
