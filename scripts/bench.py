@@ -47,6 +47,7 @@ GROUPS = {
     "evaluate": "one device with a worker's cores, 2 workers",
     "alone": "the script alone, 1 replica",
     "fsdp": "AllReduce, 2 workers",
+    "mesh": "DTensor, or AllReduce, 4 places",
     "calls": "the script alone, processor time a call",
     "first-step": "one device, from the start of the script",
     "rewrite": "rewriting",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.jobs import TRANSPORTS, Job, Length, Way, running
 
@@ -104,6 +104,11 @@ def comparisons() -> Iterator[Comparison]:
         yield Comparison(
             "fsdp", Way("autodist", "transformer", 2, builder=builder), Way("autodist", "transformer", 2), floor
         )
+    for clients in (1, 2):
+        peer = Way("dtensor", "mlp-sgd", clients, 4 // clients)
+        yield Comparison("mesh", Way("mesh", "mlp-sgd", 4, builder="Mesh"), peer, 1.0)
+    on_mesh, whole = (Way("mesh", "transformer", 4, builder=builder) for builder in ("Mesh", "AllReduce"))
+    yield Comparison("mesh", on_mesh, whole, 1.5)
     for model in ("mlp", "embedding", "tiny"):
         yield Comparison("alone", Way("autodist", model), Way("alone", model), 1.03)
 
@@ -118,7 +123,7 @@ def compare(comparison: Comparison, length: Length) -> Result:
         JobError: one of them did not run.
     """
     ours, peer = comparison.ours, comparison.peer
-    is_limited = comparison.group not in ("alone", "evaluate", "fsdp")
+    is_limited = comparison.group not in ("alone", "evaluate", "fsdp", "mesh")
     ways = [peer, ours, Way("autodist", ours.model)] if is_limited else [peer, ours]
     with running(ways, length) as jobs:
         for _ in range(length.turns):
@@ -127,7 +132,14 @@ def compare(comparison: Comparison, length: Length) -> Result:
         for job in jobs:
             job.finish()
     limit = _limit(jobs[1], jobs[2], length) if is_limited else None
-    return _result(comparison, jobs[1].seconds, jobs[0].seconds, limit)
+    result = _result(comparison, jobs[1].seconds, jobs[0].seconds, limit)
+    if comparison.group != "mesh":
+        return result
+    sent = [f"{min(job.sent_bytes) / 1e6:.2f} MB" for job in (jobs[1], jobs[0])]
+    against = "AllReduce" if peer.name == "mesh" else f"{peer.workers} × {peer.replicas} places"
+    return replace(
+        result, what=f"{result.what} against {against}", note=f"{' against '.join(sent)} sent; {result.note}"
+    )
 
 
 def _limit(ours: Job, on_one_device: Job, length: Length) -> Limit:

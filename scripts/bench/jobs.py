@@ -21,7 +21,7 @@ from bench.relay import relayed_bytes
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent
 """Working directory of the processes, so that they find this package."""
 ANSWER = b"BENCH "
-_OF_WORKERS = ("multi-worker", "transfer")
+_OF_WORKERS = ("multi-worker", "dtensor", "transfer")
 """Ways whose processes are all workers."""
 RECEIVER_QUEUE, INBOX_LOOP = TRANSPORTS = ("a queue of the receiver", "an inbox loop")
 """The transports of a transfer: the sender puts data into a queue of the receiver; or, as in AutoDist's steps, a loop
@@ -39,8 +39,8 @@ class Way:
     """One way of training a model.
 
     Attributes:
-        name: alone, autodist, mirrored, multi-worker, parameter-server, evaluation (of AutoDist), evaluation-alone, or
-            transfer: processes that only send.
+        name: alone, autodist, mesh (of AutoDist, with global batches), dtensor, mirrored, multi-worker,
+            parameter-server, evaluation (of AutoDist), evaluation-alone, or transfer: processes that only send.
         model: name of the model.
         workers: processes that compute.
         replicas: the number of replicas of each worker.
@@ -82,7 +82,7 @@ class Way:
         return self.workers + 1 if self.name == "parameter-server" else 2
 
     def __str__(self) -> str:
-        builder = f" {self.builder}" if self.name in ("autodist", "evaluation") else ""
+        builder = f" {self.builder}" if self.name in ("autodist", "mesh", "evaluation") else ""
         return f"{self.model}: {self.name}{builder}, {self.workers} × {self.replicas}"
 
 

@@ -160,6 +160,7 @@ TASKS: dict[str, Task] = {
     "tiny": Task(32, 8, _tiny, lambda: keras.optimizers.SGD(0.1), _vectors(32)),
     "two-layers": Task(32, 8, _two_layers, lambda: keras.optimizers.SGD(0.1), _vectors(32)),
     "mlp": Task(128, 8, _mlp, lambda: keras.optimizers.Adam(1e-3), _vectors(784)),
+    "mlp-sgd": Task(128, 8, _mlp, lambda: keras.optimizers.SGD(0.1), _vectors(784)),
     "mobilenet": Task(32, 4, _mobilenet, lambda: keras.optimizers.SGD(0.01, momentum=0.9), _images),
     "embedding": Task(256, 8, _embedding, lambda: keras.optimizers.SGD(0.1), _id_lists, is_binary=True),
     "embedding-adagrad": Task(256, 8, _embedding, lambda: keras.optimizers.Adagrad(0.1), _id_lists, is_binary=True),

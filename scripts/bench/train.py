@@ -26,8 +26,10 @@ from bench.ways import (
     Training,
     alone,
     autodist,
+    dtensor,
     evaluation,
     evaluation_alone,
+    mesh,
     mirrored,
     multi_worker,
     parameter_server,
@@ -43,7 +45,7 @@ def main() -> None:
     if arguments.of_cores > 1:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[: max(1, len(cores) // arguments.of_cores)])
-    if arguments.way not in ("autodist", "evaluation"):
+    if arguments.way not in ("autodist", "mesh", "evaluation"):
         tf.config.threading.set_intra_op_parallelism_threads(arguments.intra)
         tf.config.threading.set_inter_op_parallelism_threads(arguments.inter)
     if arguments.role in ("ps", "worker") and arguments.way == "parameter-server":
@@ -69,8 +71,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "way",
         choices=[
-            *("alone", "autodist", "evaluation", "evaluation-alone"),
-            *("mirrored", "multi-worker", "parameter-server", "transfer"),
+            *("alone", "autodist", "mesh", "evaluation", "evaluation-alone"),
+            *("dtensor", "mirrored", "multi-worker", "parameter-server", "transfer"),
         ],
     )
     parser.add_argument("model", choices=TASKS)
@@ -98,6 +100,10 @@ def _training(arguments: argparse.Namespace, task: Task) -> Training:
             return alone(task)
         case "autodist":
             return autodist(task, arguments.workers, arguments.replicas, arguments.builder)
+        case "mesh":
+            return mesh(task, arguments.workers, arguments.replicas, arguments.builder)
+        case "dtensor":
+            return dtensor(task, arguments.workers, arguments.index)
         case "evaluation":
             return evaluation(task, arguments.workers, arguments.replicas, arguments.builder)
         case "evaluation-alone":

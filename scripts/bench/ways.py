@@ -6,6 +6,8 @@ loss.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +27,16 @@ PASSES = 4
 OPTIONS = {
     "Pipeline 1F1B": {"builder": "Pipeline", "schedule": "1F1B", "micro_batches": 8},
     "FSDP without prefetch": {"builder": "FSDP", "prefetch": 0},
+    "Mesh": {
+        "builder": "Mesh",
+        "mesh": {"data": 2, "model": 2},
+        "variables": {
+            "dense(_2)?/kernel|.*/up/kernel": {"sharding": [None, "model"]},
+            "dense_[13]/kernel|.*/down/kernel": {"sharding": ["model", None]},
+            ".*/(query|key|value)/kernel": {"sharding": [None, "model", None]},
+            ".*/attention_output/kernel": {"sharding": ["model", None, None]},
+        },
+    },
 }
 """The strategy sections of builders that are not measured with their default options."""
 
@@ -82,6 +94,25 @@ def autodist(task: Task, workers: int, replicas: int, builder: str) -> Training:
         step = ad.function(_replica_step(task, nullcontext(), task.batch))
     batches = _parts(task, ad.worker_index, ad.num_workers)
     return Training(lambda: float(step(*next(batches))), ad.is_chief)
+
+
+def mesh(task: Task, workers: int, replicas: int, builder: str) -> Training:
+    """Trains with AutoDist on whole batches, of which each place takes its part."""
+    ad = _autodist(workers, replicas, builder)
+    with ad.scope():
+        step = ad.function(_replica_step(task, nullcontext(), task.batch), batch="global")
+    batches = _parts(task, 0, 1)
+    return Training(lambda: float(step(*next(batches))), ad.is_chief)
+
+
+def dtensor(task: Task, workers: int, index: int) -> Training:
+    """Trains dense layers with DTensor; the addresses of its clients are in `TF_CONFIG`."""
+    from bench.dtensor_way import Dense, join
+
+    join(workers, index, json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+    dense = Dense(task)
+    batches = _parts(task, 0, 1)
+    return Training(lambda: dense.step(*next(batches)), index == 0)
 
 
 def _autodist(workers: int, replicas: int, builder: str) -> Any:
