@@ -42,12 +42,15 @@ def _initialize(plain: Callable[..., None], variable: Any, initializer: Callable
         """Returns memory that is not written, and which the system therefore need not provide."""
         return tf.raw_ops.Empty(shape=shape, dtype=dtype)
 
-    plain(variable, empty)
-    defer(variable._value, compute)
+    with tf.init_scope():  # as TensorFlow does for variables that functions make, such as slots in a custom step
+        plain(variable, empty)
+        defer(variable._value, compute)
 
 
 def _can_defer(initializer: Any) -> bool:
     """Returns True if each call of an initializer returns the same value, and none draws from a state."""
-    if not tf.executing_eagerly() or not type(initializer).__module__.startswith(_OF_KERAS):
+    with tf.init_scope():
+        is_eager = tf.executing_eagerly()
+    if not is_eager or not type(initializer).__module__.startswith(_OF_KERAS):
         return False
     return isinstance(getattr(initializer, "seed", 0), int)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from autodist.capture.keras.distribution import run_settings
 from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
 from autodist.runs.keras_variables import defer_initial_values
-from autodist.runtime.deferred_values import deferred
+from autodist.runtime.deferred_values import defer, deferred
 from autodist.strategies import FSDP, PS, AllReduce, Mesh, Pipeline, divides_variables
 
 LARGE = (1024, 513)
@@ -97,6 +97,44 @@ class Own(keras.initializers.Initializer):
 )
 def test_values_that_may_be_another_next_time_are_made_at_once(initializer: Callable[[], Any]) -> None:
     assert not is_deferred(keras.Variable(initializer(), shape=LARGE, dtype="float32"))
+
+
+@pytest.mark.parametrize("function", [tf.function, lambda step: step], ids=["function", "eager"])
+def test_slots_are_deferred_where_the_step_makes_them(
+    function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def noting(variable: tf.Variable, compute: Callable[[], tf.Tensor]) -> None:
+        names.append(variable.name)
+        defer(variable, compute)
+
+    monkeypatch.setattr("autodist.runs.keras_variables.defer", noting)
+
+    def trained() -> tuple[keras.Optimizer, np.ndarray]:
+        kernel = keras.Variable(keras.initializers.HeNormal(seed=1), shape=LARGE, dtype="float32", name="kernel")
+        optimizer = keras.optimizers.Adam(0.1, name="adam")
+
+        @function
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x @ kernel)
+            optimizer.apply(tape.gradient(loss, [kernel]), [kernel])
+
+        step(tf.ones([2, LARGE[0]]))
+        assert not is_deferred(kernel)
+        return optimizer, np.asarray(kernel)
+
+    _, value = trained()
+    set_run(RunSettings(("cpu:0",)))
+    plain, expected = trained()
+    np.testing.assert_array_equal(value, expected)
+    assert names == ["kernel:0", *(variable.value.name for variable in plain.variables if variable.ndim)]
+
+
+def test_variables_of_a_graph_have_initializers() -> None:
+    with tf.Graph().as_default():
+        assert not is_deferred(make("ones"))
 
 
 def test_small_values_are_made_at_once() -> None:
