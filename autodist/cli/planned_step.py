@@ -141,6 +141,7 @@ class PlannedStep:
         parts = {part.name: part for part in figures.variables}
         of_workers = [place.worker for place in strategy.mesh.places]
         replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
+        parts_of_batch = [len(Context(strategy, worker.index).local_replicas) for worker in self._spec.workers]
         variables = []
         for node in strategy.nodes:
             sent, _ = sums_by_worker(costs.sums[node.variable], len(self._names))
@@ -156,11 +157,11 @@ class PlannedStep:
             step=shown_as,
             variables=tuple(variables),
             workers=self._workers(
-                [costs.held] * len(self._names),
+                [costs.held(worker.index) for worker in self._spec.workers],
                 costs.links,
                 replicas,
-                [None if costs.examples is None else costs.flops.count * count for count in replicas],
-                [None if costs.examples is None else costs.activations * count for count in replicas],
+                [None if costs.examples is None else costs.flops.count * count for count in parts_of_batch],
+                [None if costs.examples is None else costs.activations * count for count in parts_of_batch],
             ),
             links=self._links(costs.links),
             mesh=figures,

@@ -20,7 +20,7 @@ from autodist.graph.step import CapturedStep, ReplicatedStep
 from autodist.kernels import Context
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.runs.memory_needs import MemoryNeeds, available_memory, held_bytes
+from autodist.runs.memory_needs import MemoryNeeds, available_memory, has_gpus, held_bytes
 from autodist.runs.mesh_costs import MeshCosts, mesh_costs
 from autodist.runs.stage_costs import Link, Rewriting, StageCosts, costs_of
 from autodist.strategies import strategy_table, synced_variables
@@ -66,7 +66,11 @@ def log_strategy(
         costs = _costs_on_mesh(strategy, step, shapes, seen)
         tables = _tables_on_mesh(strategy, step, width, costs)
         if costs is not None:
-            needs = MemoryNeeds.of(costs.sharded, costs.held, costs.activations)
+            needs = (
+                MemoryNeeds.of(costs.sharded, costs.held_at_place, costs.activations)
+                if has_gpus(spec.workers[0])
+                else MemoryNeeds.of(costs.of_places, costs.held(0), costs.activations)
+            )
     else:
         tables = _tables(strategy, step, rewritten, spec, width, shapes, seen)
         needs = _needs(strategy, step, rewritten, spec, shapes)

@@ -61,10 +61,25 @@ def held_bytes(step: Step, workers: int) -> list[int]:
     return held
 
 
+def held_in_one_memory(step: Step, workers: Sequence[Worker], index: int) -> int:
+    """Returns the bytes of a step's variables in the memory of `available_memory`.
+
+    Of a worker with GPUs, this is the first GPU; on a mesh, the others hold the other parts of variables.
+    """
+    held = held_bytes(step, len(workers))[index]
+    parts = sum(variable.byte_size for variable in step.variables if step.part_of(variable.handle)[0])
+    return held - parts if has_gpus(workers[index]) else held
+
+
+def has_gpus(worker: Worker) -> bool:
+    """Returns True if a worker computes on GPUs."""
+    return any(device.startswith("gpu:") for device in worker.devices)
+
+
 def available_memory(workers: Sequence[Worker], index: int) -> int:
     """Returns the bytes of memory of a worker's device, or of its share of the machine; 0 if it is not known."""
     own = workers[index]
-    if any(device.startswith("gpu:") for device in own.devices):
+    if has_gpus(own):
         totals = [int(line) for line in query_gpus("memory.total", _DRIVER_LIMIT) if line.strip().isdecimal()]
         return min(totals, default=0) * 1024**2
     memory = MachineMemory.now()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 
 import tensorflow as tf
 
@@ -18,8 +19,8 @@ from autodist.graph.partial_count import PartialCount
 from autodist.graph.step import CapturedStep, PlacedStep
 from autodist.kernels import KERNELS, Context, run_pipeline
 from autodist.kernels.place.slots import find_slots
+from autodist.kernels.shard.copy_for_places import CopyForPlaces
 from autodist.kernels.shard.lower import is_sent_whole, piece_lengths
-from autodist.kernels.shard.partition import ShardTensors
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from autodist.proto import strategy_pb2
 from autodist.runs.stage_costs import Link, Rewriting
@@ -48,14 +49,25 @@ class Collective:
     is_cut: bool
     is_per_replica: bool
 
-    def bytes_between(self, rank: int, other: int, count: int) -> int | None:
-        """Returns the bytes from one place of a row of `count` to another, by their ranks; None: not known."""
+    def bytes_between(self, places: Mapping[int, int], source: int, to: int) -> int | None:
+        """Returns the bytes from one worker of a row to another; None: not known.
+
+        Args:
+            places: the number of places of each worker, in the order of the row.
+            source: the worker that sends.
+            to: the worker that receives.
+        """
         if self.elements is None:
             return None
-        if not self.is_cut:
-            return self.elements * self.item
-        lengths = piece_lengths(self.elements, count)
-        return (lengths[rank] + lengths[other]) * self.item
+        if self.is_cut:
+            lengths = dict(zip(places, piece_lengths(self.elements, len(places)), strict=True))
+            return (lengths[source] + lengths[to]) * self.item
+        tensors = {
+            ReshardKind.ALL_GATHER: places[source],
+            ReshardKind.REDUCE_SCATTER: places[to],
+            ReshardKind.ALL_TO_ALL: places[source] * places[to],
+        }
+        return self.elements * self.item * tensors.get(self.reshard.kind, 1)
 
 
 @dataclass(frozen=True)
@@ -66,34 +78,54 @@ class MeshCosts:
         strategy: a strategy with a mesh.
         captured: the captured step.
         sharded: the program of each place, with reshard nodes.
+        of_places: the program of all places of a worker for one part of the batch.
         shapes: shapes of the inputs in the part of the batch of one replica, as far as known.
     """
 
     strategy: strategy_pb2.Strategy
     captured: CapturedStep
     sharded: PlacedStep
+    of_places: PlacedStep
     shapes: Mapping[str, Sequence[int]]
 
     @cached_property
     def _inferred(self) -> tf.Graph:
         """The program of a place, with the shapes that follow from those of its inputs."""
-        wanted = {*map(node_of, self.sharded.outputs), *self.sharded.targets} or self.sharded.named
-        return with_inferred_shapes(self.sharded, sorted(wanted), self.shapes)
+        return _with_shapes(self.sharded, self.shapes)
+
+    @cached_property
+    def _inferred_of_places(self) -> tf.Graph:
+        """The program of all places of a worker, with the shapes that follow from those of its inputs."""
+        return self._inferred if self.of_places is self.sharded else _with_shapes(self.of_places, self.shapes)
 
     @cached_property
     def flops(self) -> PartialCount:
-        """The FLOPs of one replica."""
-        return PartialCount.of(flops_of_nodes(self._inferred).values())
+        """The FLOPs of a worker for one part of the batch."""
+        return PartialCount.of(flops_of_nodes(self._inferred_of_places).values())
 
     @cached_property
     def activations(self) -> PartialCount:
-        """The bytes of the activations of one replica."""
-        return activation_bytes(self.sharded, self._inferred)
+        """The bytes of the activations of a worker for one part of the batch."""
+        return activation_bytes(self.of_places, self._inferred_of_places)
 
-    @cached_property
-    def held(self) -> int:
-        """The bytes of variables that each worker holds, slots included."""
+    @property
+    def held_at_place(self) -> int:
+        """The bytes of variables that the first device of a worker holds, slots included."""
         return sum(variable.byte_size for variable in self.sharded.variables)
+
+    def held(self, worker: int) -> int:
+        """Returns the bytes of variables that a worker holds, slots included."""
+        mesh, places = mesh_of(self.strategy), Context(self.strategy, worker).coordinates
+        total = 0
+        for variable in self.sharded.variables:
+            sharding = self.sharded.shardings.get(variable.name)
+            axes = [axis for along in sharding.axes for axis in along] if sharding is not None else []
+            total += variable.byte_size * len({mesh.index(place, axes) for place in places})
+        return total
+
+    @property
+    def _workers(self) -> list[int]:
+        return sorted({place.worker for place in self.strategy.mesh.places})
 
     @cached_property
     def examples(self) -> int | None:
@@ -113,7 +145,8 @@ class MeshCosts:
             reshard = Reshard.of(op.node_def)
             if reshard is not None and reshard.kind not in _SENDS_NOTHING:
                 sent = op.outputs[0] if op.type == "Split" else op.inputs[0]
-                count, static = mesh_of(self.strategy).count(reshard.axes), self.sharded.spec_of(sent.name)
+                count = len(self._places_in(mesh_of(self.strategy).row(0, reshard.axes)))
+                static = self.sharded.spec_of(sent.name)
                 is_cut = reshard.kind is ReshardKind.ALL_REDUCE and not is_sent_whole(static, count)
                 elements = sent.shape.num_elements()
                 found.append(Collective(reshard, elements, sent.dtype.size, is_cut, op.name not in once))
@@ -155,9 +188,9 @@ class MeshCosts:
         return MeshFigures(
             mesh=str(mesh),
             places=mesh.size,
-            workers=len({place.worker for place in self.strategy.mesh.places}),
+            workers=len(self._workers),
             variables=part_figures(mesh, self.captured, self.sharded.shardings, origins, find_slots(self.captured)),
-            held=self.held,
+            held=max(map(self.held, self._workers)),
             collectives=tuple(self._collective_figures()),
             examples=self.examples,
             unused=(*unused, *missing),
@@ -168,11 +201,13 @@ class MeshCosts:
         by_kind: dict[tuple[str, tuple[str, ...]], list[int | None]] = {}
         calls: Counter[tuple[str, tuple[str, ...]]] = Counter()
         for one in self.collectives:
-            key, count = (one.reshard.kind.value, one.reshard.axes), mesh.count(one.reshard.axes)
+            key = (one.reshard.kind.value, one.reshard.axes)
             calls[key] += 1
-            by_kind.setdefault(key, []).extend(one.bytes_between(0, other, count) for other in range(1, count))
-        for (kind, axes), sizes in by_kind.items():
-            yield CollectiveFigures(kind, axes, calls[kind, axes], PartialCount.of(sizes))
+            sizes = self._messages(one, mesh.row(0, one.reshard.axes))
+            first = self.strategy.mesh.places[0].worker
+            by_kind.setdefault(key, []).extend(size for (source, _), size in sizes if source == first)
+        for (kind, axes), found in by_kind.items():
+            yield CollectiveFigures(kind, axes, calls[kind, axes], PartialCount.of(found))
         sent = [sum(count for (source, _), count in links.items() if source == 0) for links in self.sums.values()]
         if any(sent):
             is_least = any(v.is_sparse and v.name not in self.rows for v in synced_variables(self.sharded))
@@ -181,30 +216,50 @@ class MeshCosts:
 
     def _links_of(self, one: Collective) -> Iterator[tuple[Link, int | None]]:
         """Yields the sender and the receiver of each message of a collective, and its bytes."""
-        mesh, places = mesh_of(self.strategy), self.strategy.mesh.places
-        senders = set()
-        for place in range(mesh.size):
-            source = places[place].worker
-            if not one.is_per_replica and source in senders:
-                continue
-            senders.add(source)
-            row = mesh.row(place, one.reshard.axes)
-            for rank, other in enumerate(row):
-                if places[other].worker != source:
-                    yield (source, places[other].worker), one.bytes_between(row.index(place), rank, len(row))
+        mesh = mesh_of(self.strategy)
+        places: Iterable[int] = range(mesh.size)
+        if not one.is_per_replica:
+            places = [place for worker in self._workers for place in Context(self.strategy, worker).coordinates]
+        for row in dict.fromkeys(mesh.row(place, one.reshard.axes) for place in places):
+            yield from self._messages(one, row)
+
+    def _messages(self, one: Collective, row: Sequence[int]) -> Iterator[tuple[Link, int | None]]:
+        """Yields the sender and the receiver of each message of a collective in a row, and its bytes."""
+        places = self._places_in(row)
+        for source, to in permutations(places, 2):
+            yield (source, to), one.bytes_between(places, source, to)
+
+    def _places_in(self, row: Sequence[int]) -> Counter[int]:
+        """Returns the number of places of each worker in a row, in the order of the row."""
+        return Counter(self.strategy.mesh.places[place].worker for place in row)
 
     def _summed(self, part: SyncedVariable, node: strategy_pb2.VariableNode, rows: int) -> dict[Link, int]:
-        """Returns the bytes by which the places of each row along the data axis sum the gradient of a variable."""
+        """Returns the bytes by which the workers of each row along the data axis sum the gradients of a variable.
+
+        Workers with several parts of the variable sum the gradient of each.
+        """
         mesh, places = mesh_of(self.strategy), self.strategy.mesh.places
+        sharding = self.sharded.shardings.get(part.name)
+        axes = [axis for along in sharding.axes for axis in along] if sharding is not None else []
         data = [self.strategy.mesh.data] if self.strategy.mesh.data else []
-        found: dict[Link, int] = {}
+        found, known = Counter[Link](), set[tuple[tuple[int, ...], int]]()
         for row in dict.fromkeys(mesh.row(place, data) for place in range(mesh.size)):
+            summed = (tuple(places[place].worker for place in row), mesh.index(row[0], axes))
+            if summed in known:
+                continue
+            known.add(summed)
             config = strategy_pb2.GraphConfig()
             config.CopyFrom(self.strategy.graph_config)
             del config.replicas[:]
             config.replicas.extend(places[place] for place in row)
             found.update(link_bytes(part, node, config, rows))
-        return found
+        return dict(found)
+
+
+def _with_shapes(step: PlacedStep, shapes: Mapping[str, Sequence[int]]) -> tf.Graph:
+    """Returns the graph of a step, with the shapes that follow from those of its inputs."""
+    wanted = {*map(node_of, step.outputs), *step.targets} or step.named
+    return with_inferred_shapes(step, sorted(wanted), shapes)
 
 
 def mesh_costs(
@@ -222,14 +277,14 @@ def mesh_costs(
         StrategyError, RewriteError: the step cannot be sharded.
     """
     seen = seen or Rewriting()
-    if seen.sharded is None:
-        kernels = KERNELS[: 1 + next(k for k, one in enumerate(KERNELS) if isinstance(one, ShardTensors))]
+    if seen.of_places is None:
+        kernels = KERNELS[: 1 + next(k for k, one in enumerate(KERNELS) if isinstance(one, CopyForPlaces))]
         run_pipeline(kernels, step, context, seen)
-    assert seen.sharded is not None, "recorded behind the kernel"
+    assert seen.sharded is not None and seen.of_places is not None, "recorded behind the kernels"
     replicas, of_replica = len(context.local_replicas), {}
     for name, shape in shapes.items():
         axis, lengths = step.inputs.get(name), list(shape)
         if axis is not None and lengths:
             lengths[axis] = -(-lengths[axis] // replicas)
         of_replica[name] = tuple(lengths)
-    return MeshCosts(context.strategy, step, seen.sharded, of_replica)
+    return MeshCosts(context.strategy, step, seen.sharded, seen.of_places, of_replica)

@@ -16,7 +16,7 @@ from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from autodist.runs.log_strategy import log_strategy
-from autodist.runs.memory_needs import held_bytes, require_memory
+from autodist.runs.memory_needs import held_in_one_memory, require_memory
 from autodist.runs.step_plans import StepPlans
 from autodist.runtime.program import Program
 
@@ -124,7 +124,8 @@ class RunSteps:
             self.draws |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
         rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
         if step.gradients:
-            require_memory(held_bytes(rewritten, run.workers)[run.index], run.spec.workers, run.index)
+            held = held_in_one_memory(rewritten, run.spec.workers, run.index)
+            require_memory(held, run.spec.workers, run.index)
         # Guarded because the first run prepared in a session waits for all servers of the run.
         program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)
         if step.gradients and self.on_first_program is not None:

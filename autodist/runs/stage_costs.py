@@ -23,6 +23,7 @@ from autodist.kernels.pipelined.assign_stages import AssignStages
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.kernels.replicate.replicate import Replicate
+from autodist.kernels.shard.copy_for_places import CopyForPlaces
 from autodist.kernels.shard.partition import ShardTensors
 
 Link = tuple[int, int]
@@ -59,17 +60,21 @@ class Rewriting:
 
     Attributes:
         sharded: the step as the program of each place of a mesh, with reshard nodes.
+        of_places: the step as the program of all places of a worker for one part of the batch.
         assigned: the step with the stage of each captured node.
         replicated: the step with the micro-batches as replicas of one worker.
     """
 
     sharded: PlacedStep | None = None
+    of_places: PlacedStep | None = None
     assigned: PlacedStep | None = None
     replicated: ReplicatedStep | None = None
 
     def __call__(self, kernel: str, step: Step) -> None:
         if kernel == ShardTensors.name and isinstance(step, PlacedStep):
             self.sharded = step
+        elif kernel == CopyForPlaces.name and isinstance(step, PlacedStep):
+            self.of_places = step
         elif kernel == AssignStages.name and isinstance(step, PlacedStep) and step.pipeline_parts:
             self.assigned = step
         elif kernel == Replicate.name and isinstance(step, ReplicatedStep) and self.assigned is not None:

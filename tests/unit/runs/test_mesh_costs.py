@@ -51,8 +51,8 @@ SIGNALS = 2
 """Bytes that tell the others of a row that a place has begun a step, and that it has written its parts."""
 
 
-def assert_as_in_a_run(model, sizes, layouts, little=SIGNALS):
-    strategy = on_mesh(model.captured.step, sizes, layouts)
+def assert_as_in_a_run(model, sizes, layouts, little=SIGNALS, devices=1):
+    strategy = on_mesh(model.captured.step, sizes, layouts, devices=devices)
     costs, real = costs_of(model, strategy), sent_in_a_run(model, strategy)
     assert not any(sent.is_least for sent in costs.links.values())
     for link in costs.links.keys() | real.keys():
@@ -75,6 +75,27 @@ def test_links_of_two_axes_carry_the_bytes_of_a_run():
 
 def test_gradients_of_parts_are_summed_over_the_data_axis():
     assert_as_in_a_run(perceptron(), {"data": 2, "model": 2}, {"w1": "[–, model]", "w2": "[model, –]"}, LITTLE)
+
+
+@pytest.mark.parametrize("layouts", [
+    {"w1": "[–, model]", "w2": "[model, –]"}, {"w2": "[–, model]"}, {"w1": "[–, model]", "m1": "[–, –]"}, {},
+], ids=str)  # fmt: skip
+def test_links_of_workers_with_two_places_carry_the_bytes_of_a_run(layouts):
+    assert_as_in_a_run(perceptron(), {"model": 4}, layouts, devices=2)
+    assert_as_in_a_run(perceptron(), {"data": 2, "model": 2}, layouts, 2 * LITTLE, devices=2)
+
+
+def test_places_of_one_worker_send_nothing():
+    model = perceptron()
+    strategy = on_mesh(
+        model.captured.step, {"data": 2, "model": 2}, {"w1": "[–, model]", "w2": "[model, –]"}, devices=4
+    )
+    costs = costs_of(model, strategy)
+    assert not costs.links
+    [sums] = costs.figures().collectives
+    assert (sums.kind, sums.calls, sums.sent) == ("all_reduce", 1, PartialCount(0))
+    step = Session(model.captured, strategy).items[0]
+    assert costs.held(0) == costs.figures().held == sum(variable.byte_size for variable in step.variables)
 
 
 @pytest.mark.parametrize("sizes", [{"model": 2}, {"data": 2, "model": 2}], ids=str)
@@ -107,8 +128,8 @@ def test_parts_of_variables_and_slots_have_their_origins():
     assert (by_name["b1"].sharding, by_name["b1"].origin, by_name["b1"].part_bytes) == ("[model]", "propagation", 32)
     assert by_name["w2"].part_bytes * (1 if by_name["w2"].sharding == "whole" else 2) == by_name["w2"].bytes
     step = Session(model.captured, strategy).items[0]
-    assert costs.held == sum(variable.byte_size for variable in step.variables)
-    assert costs.held < sum(variable.byte_size for variable in model.captured.step.variables)
+    assert costs.held(0) == sum(variable.byte_size for variable in step.variables)
+    assert costs.held(0) < sum(variable.byte_size for variable in model.captured.step.variables)
 
 
 def test_a_place_computes_its_part_of_the_products():
