@@ -97,11 +97,12 @@ keras.distribution.set_distribution(ModelParallel(layout_map=layouts, batch_dim_
 
 
 @pytest.mark.feature("fit", "step: `keras.distribution.ModelParallel`")
-@pytest.mark.parametrize("shape", [(1, 2), (2, 2)])
-def test_model_parallel_trains_evaluates_and_predicts_as_one_device(tmp_path: Path, shape: tuple[int, int]) -> None:
-    workers = shape[0] * shape[1]
+@pytest.mark.parametrize(("shape", "workers"), [((1, 2), 2), ((2, 2), 4), ((1, 2), 1)])
+def test_model_parallel_trains_evaluates_and_predicts_as_one_device(
+    tmp_path: Path, shape: tuple[int, int], workers: int
+) -> None:
     script = "import keras\n" + inspect.getsource(transformer) + "\nwith ad.scope():\n    keep(**transformer())\n"
-    spec = {"nodes": [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]}
+    spec = {"nodes": [{"address": "localhost", "cpus": list(range(shape[0] * shape[1])), "workers": workers}]}
     floatx = keras.config.floatx()
     expected = transformer()
     keras.config.set_floatx(floatx)
