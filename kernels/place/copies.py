@@ -28,6 +28,31 @@ def read_before(editor: GraphEditor, taker: str, variable: Variable, name: str, 
     return editor.add(read)
 
 
+def refresh_copy(editor: GraphEditor, copy: str, value: str) -> str:
+    """Adds the write of a copy's new value; returns the node of its handle after the write.
+
+    Args:
+        editor: the editor of the graph.
+        copy: handle of the copy.
+        value: the node that computes the new value.
+    """
+    device, dtype = editor[copy].device, editor[copy].attr["dtype"].type
+    refresh = NodeDef(name=f"{value}/refresh", op="AssignVariableOp", device=device, input=[copy, value])
+    refresh.attr["dtype"].type = dtype
+    editor.add(refresh)
+    # A data edge: a loop's body may query the shape of its input before the loop's control inputs have run.
+    fresh = NodeDef(name=f"{value}/fresh", op="Identity", device=device, input=[copy, f"^{refresh.name}"])
+    fresh.attr["T"].type = tf.resource.as_datatype_enum
+    return editor.add(fresh)
+
+
+def take_fresh(editor: GraphEditor, takers: Iterable[str], taken: Collection[str], fresh: str) -> None:
+    """Replaces the handles `taken` that nodes take by the handle of a copy after it has been refreshed."""
+    for taker in takers:
+        inputs = [fresh if not is_control(i) and tensor(i) in taken else i for i in editor[taker].input]
+        editor.set_inputs(taker, inputs)
+
+
 def take_copy(editor: GraphEditor, takers: Iterable[str], taken: Collection[str], copy: str, value: str) -> None:
     """Replaces handles that nodes take by the handle of a copy, after the copy has been refreshed.
 
@@ -38,14 +63,4 @@ def take_copy(editor: GraphEditor, takers: Iterable[str], taken: Collection[str]
         copy: handle of the copy.
         value: the node that computes the copy's new value.
     """
-    device, dtype = editor[copy].device, editor[copy].attr["dtype"].type
-    refresh = NodeDef(name=f"{value}/refresh", op="AssignVariableOp", device=device, input=[copy, value])
-    refresh.attr["dtype"].type = dtype
-    editor.add(refresh)
-    # A data edge: a loop's body may query the shape of its input before the loop's control inputs have run.
-    fresh = NodeDef(name=f"{value}/fresh", op="Identity", device=device, input=[copy, f"^{refresh.name}"])
-    fresh.attr["T"].type = tf.resource.as_datatype_enum
-    editor.add(fresh)
-    for taker in takers:
-        inputs = [fresh.name if not is_control(i) and tensor(i) in taken else i for i in editor[taker].input]
-        editor.set_inputs(taker, inputs)
+    take_fresh(editor, takers, taken, refresh_copy(editor, copy, value))

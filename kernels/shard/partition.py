@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
@@ -78,6 +78,8 @@ class _Partition:
         self._own_rows: dict[str, str] = {}
         self._of_first: dict[tuple[str, Axes], str] = {}
         self._index: dict[Axes, str] = {}
+        batches = [step.spec_of(name).shape[axis] for name, axis in step.inputs.items() if axis is not None]
+        self._has_open_batch = all(length is None for length in batches)
         self._outputs = frozenset(map(tensor, step.outputs))
         self._fixed = dict(self._fixed_states())
         self._added: dict[str, tf.TensorSpec] = {}
@@ -140,7 +142,7 @@ class _Partition:
         for position in rule.rule.lengths if rule.rule else ():
             result = rule.results[0]
             if result is not None:
-                inputs[position] = self._divided(inputs[position], result, _of_side(result, axes))
+                inputs[position] = self._divided(inputs[position], f"{rule.node.name}:0", _of_side(result, axes))
         return self._of_own_rows(rule, axes[ROW], inputs) if axes.get(ROW) else inputs
 
     # -- rows of a divided table -----------------------------------------------------------------------------------
@@ -149,6 +151,7 @@ class _Partition:
         """Makes a node look up, or add to, the rows of a place; returns its inputs.
 
         Rows of other places are looked up as zeros, so that the sum over the places is the row; added rows are zero.
+        An index outside of the table is the error, or the zeros, that it is for the device without a mesh.
         Source: the vocabulary-parallel embedding of Megatron-LM (Shoeybi et al., 2019).
         """
         name, table = rule.node.name, rule.operands[0]
@@ -159,7 +162,9 @@ class _Partition:
             rows = self._input(f, inputs[1])
             own = rows - tf.cast(f.input(index, tf.int64, []) * length, rows.dtype)
             is_own = tf.logical_and(own >= 0, own < length)
-            kept = tf.where(is_own, own, tf.zeros_like(own))
+            is_row = tf.logical_and(rows >= 0, rows < table.lengths[0])
+            # An index outside of the table stays as it is: it is outside of each part, too.
+            kept = tf.where(is_own, own, tf.where(is_row, tf.zeros_like(own), rows))
             values = None if rule.results else _rows_where(is_own, self._input(f, inputs[2]))
         self._own_rows[name] = f.name(is_own)
         return [
@@ -388,24 +393,29 @@ class _Partition:
             if state is None or not any(state.axes):
                 continue
             name = f"{node.name}:{position}"
+            counts = [self.mesh.count(axes) for axes in state.axes]
             with self.editor.subgraph(f"lengths/{len(self.source_of)}") as f:
                 own = f.input(name)
-                if node.op == "Size":
-                    whole = f.name(own * prod(self.mesh.count(axes) for axes in state.axes))
-                else:
-                    whole = f.name(lengths_where_known(own, self.rules.static.lengths(i) or ()))
+                known = self._lengths_of_all(i)
+                whole = f.name(own * prod(counts) if node.op == "Size" else _filled(own, known, tf.multiply, counts))
             self._now[name] = whole
             self.source_of[whole] = name
 
-    def _divided(self, lengths: str, result: Side, axes: Sequence[Axes]) -> str:
+    def _divided(self, lengths: str, result: str, axes: Sequence[Axes]) -> str:
         """Returns the lengths of a place's part of a result."""
         if not any(axes):
             return lengths
-        known = [n if n is None else n // self.mesh.count(own) for n, own in zip(result.lengths, axes, strict=True)]
+        counts = [self.mesh.count(own) for own in axes]
+        known = [n if n is None else n // count for n, count in zip(self._lengths_of_all(result), counts, strict=True)]
         with self.editor.subgraph(f"lengths/{len(self.source_of)}") as f:
-            own = f.name(lengths_where_known(f.input(lengths), known))
+            own = f.name(_filled(f.input(lengths), known, tf.math.floordiv, counts))
         self.source_of[own] = tensor(lengths)
         return own
+
+    def _lengths_of_all(self, name: str) -> list[int | None]:
+        """Returns the lengths of a captured tensor that are the same for each part of the batch; None for others."""
+        lengths = list(self.rules.static.lengths(name) or ())
+        return lengths if self._has_open_batch else [None] * len(lengths)
 
     def _divide_attribute(self, name: str, axes: Sequence[Axes]) -> None:
         """Makes an EnsureShape check the shape of a place's part."""
@@ -435,11 +445,17 @@ class _Partition:
         return replace(call, targets=tuple(map(now, call.targets)), terms=terms)
 
 
-def lengths_where_known(lengths: tf.Tensor, known: Sequence[int | None]) -> tf.Tensor:
-    """Returns lengths with constants for those that are known, so that TensorFlow infers shapes from them."""
+def _filled(
+    lengths: tf.Tensor,
+    known: Sequence[int | None],
+    change: Callable[[tf.Tensor, int], tf.Tensor],
+    counts: Sequence[int],
+) -> tf.Tensor:
+    """Returns known lengths as constants, from which TensorFlow infers shapes; changes the others by `counts`."""
     if None not in known:
         return tf.constant(known, lengths.dtype)
-    return tf.stack([lengths[k] if n is None else tf.constant(n, lengths.dtype) for k, n in enumerate(known)])
+    found = [change(lengths[k], counts[k]) if n is None else n for k, n in enumerate(known)]
+    return tf.stack([tf.cast(n, lengths.dtype) for n in found])
 
 
 def _rows_where(is_kept: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

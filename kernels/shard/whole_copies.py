@@ -13,7 +13,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.place.copies import add_copy, read_before, take_copy
+from autodist.kernels.place.copies import add_copy, read_before, refresh_copy, take_fresh
 
 _OLD_FLOW = having(Trait.ENTER | Trait.SWITCH)
 _SUFFIX = "/whole"
@@ -28,7 +28,8 @@ class WholeCopies:
 
         loop(v)    becomes    v/whole ← all_gather(v);  loop(v/whole);  v ← slice(v/whole)
 
-    The last write is there only if the node writes the variable.
+    The last write is there only if the node writes the variable. A value of the variable is gathered once for all nodes
+    that take it.
 
     Attributes:
         step: the step before it is divided.
@@ -44,6 +45,7 @@ class WholeCopies:
     divide: Change
     variables: list[Variable] = field(default_factory=list)
     _written: dict[str, list[str]] = field(default_factory=dict)
+    _fresh: dict[tuple[str, frozenset[str]], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._effects = Effects(self.step.graph_def, self.step.graph_index.nodes)
@@ -64,9 +66,13 @@ class WholeCopies:
                 "(tf.compat.v1.enable_control_flow_v2())."
             )
         copy = self._copy_of(variable)
-        read = read_before(self.editor, name, variable, f"{copy.handle}/for/{name}")
         taken = [tensor(i) for i in node.input if not is_control(i) and self._effects.handle_of(i) == variable.handle]
-        take_copy(self.editor, [name], taken, copy.handle, node_of(self.gather(tensor(read), variable)))
+        version = variable.handle, self._writes_before(name, variable)
+        if version not in self._fresh:
+            read = read_before(self.editor, name, variable, f"{copy.handle}/for/{name}")
+            value = node_of(self.gather(tensor(read), variable))
+            self._fresh[version] = refresh_copy(self.editor, copy.handle, value)
+        take_fresh(self.editor, [name], taken, self._fresh[version])
         if variable.handle in self._effects.of(node).writes:
             self._written.setdefault(name, []).append(self._write_back(name, variable, copy))
 
@@ -77,6 +83,12 @@ class WholeCopies:
             captured = self.step.graph_index.consumers[name]
             self.editor.replace_control(name, nodes, captured)
         self.editor.replace_targets(following)
+
+    def _writes_before(self, name: str, variable: Variable) -> frozenset[str]:
+        """Returns the captured nodes that write a variable before a node runs."""
+        effects = self.step.graph_index.effects
+        before = self.editor.ancestors([name]) - {name}
+        return frozenset(n for n in before if n in effects and variable.handle in effects[n].writes)
 
     def _copy_of(self, variable: Variable) -> Variable:
         copy = replace(variable, name=f"{variable.name}{_SUFFIX}", handle=f"{variable.handle}{_SUFFIX}")

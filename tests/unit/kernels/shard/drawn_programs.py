@@ -27,7 +27,6 @@ def scatters() -> DrawnModel:
         found = [
             tf.reduce_sum(chosen, 1), tf.reduce_sum(both, 1), tf.reduce_sum(sums, 1), tf.reduce_sum(bands, [1, 2]),
             tf.reduce_sum(tf.transpose(parts) * one_hot, 1), tf.reduce_sum((x @ seen) ** 2, 1),
-            tf.reduce_sum(tf.linalg.diag_part(tf.einsum("nd,de,fe->ndf", x, rows, seen)), 1),
         ]  # fmt: skip
         return tf.reduce_mean(tf.add_n(found))
 

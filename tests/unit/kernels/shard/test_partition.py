@@ -7,11 +7,12 @@ from collections import Counter
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from autodist.kernels import Context, find_divided, rewrite
 from autodist.kernels.shard import lower
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
-from tests.unit.kernels.in_one_process import Session, assert_same, on_mesh, one_device
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, on_mesh, one_device
 from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, table, transformer
 
 OPTIMIZERS = {
@@ -75,6 +76,39 @@ def test_two_axes_of_tensors():
 def test_columns_then_rows_are_summed_once():
     found = transfers_of(perceptron(), {"model": 2}, {"w1": "[–, model]", "w2": "[model, –]"})
     assert found == {ReshardKind.ALL_REDUCE: 1}
+
+
+@pytest.mark.parametrize("update", ["rows", "dense"])
+@pytest.mark.parametrize("row", [8, -1])
+def test_an_index_outside_of_a_divided_table_is_an_error(update, row):
+    model = table(update)
+    ids, y = model.batches[0]
+    wrong = np.where(np.arange(ids.size).reshape(ids.shape) == 4, row, ids)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{row} is not in"):
+        one_device(model.captured, model.step, [(wrong, y)])
+    session = Session(model.captured, on_mesh(model.captured.step, {"model": 2}, {"rows": "[model, –]"}))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{row} is not in"):
+        session.train([(wrong, y)])
+
+
+def test_loops_that_read_one_value_share_its_copy():
+    rng = np.random.default_rng(0)
+    w = tf.Variable(0.3 * rng.normal(size=(4, 4)), name="w")
+
+    def turns(x):
+        return tf.while_loop(lambda k, _: k < 3, lambda k, h: (k + 1, tf.tanh(h @ w)), (0, x))[1]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(turns(x) * turns(x + 1.0), 1))
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss, tf.reduce_sum(turns(tf.ones_like(w)))
+
+    batches = [(rng.normal(size=(n, 4)),) for n in (4, 3)]
+    model = Model(step, capture(step, *batches[0]), batches)
+    found = transfers_of(model, {"model": 2}, {"w": "[–, model]"})
+    assert found[ReshardKind.ALL_GATHER] == 2  # before and after the update
+    assert_equal_on_mesh(model, {"model": 2}, {"w": "[–, model]"})
 
 
 @pytest.mark.usefixtures("in_float64")
