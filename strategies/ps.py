@@ -9,12 +9,14 @@ from pydantic import Field
 
 from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
+from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.nodes import whole_node
+from autodist.strategies.nodes import node_of, whole_node
+from autodist.strategies.partitioning import PartitionOptions, even_partitioning
 from autodist.strategies.registry import register
-from autodist.strategies.variables import GraphLike, synced_variables
+from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 Staleness = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -70,14 +72,22 @@ SYNCHRONOUS = ServerOptions()
 
 Owner = Annotated[int, Field(ge=0)] | str
 
+PIECES = 16
+"""Number of shards of equal size that have all bytes of a model. An owner sends no values while it receives its first
+shard, and receives none while it sends the values of the last."""
+
 
 @register
 @dataclass(frozen=True)
-class PS(ServerOptions, StrategyBuilder):
+class PS(ServerOptions, PartitionOptions, StrategyBuilder):
     """Places all variables on one worker, which sums the workers' gradients and applies the update once.
 
     For models whose optimizer state should reside on one machine, one with much memory or the fastest link, and as
     a baseline for other parameter servers.
+
+    If every worker waits for each update, large dense variables are partitioned into shards of this one worker. It
+    then sends the new values of the first shards while it receives the gradients of the next ones, so both directions
+    of its link are used at once.
 
     Cost: with W workers and b bytes of dense gradients, the owner sends (W-1)·b bytes a step and receives as many.
     Every other worker sends b and receives b. Of a sparse variable only the rows that a worker touches are sent; with a
@@ -87,6 +97,8 @@ class PS(ServerOptions, StrategyBuilder):
 
     Attributes:
         owner: the worker that holds the variables, by index (0 is the chief) or by name.
+        max_shards: the maximum number of shards of one variable; None: unlimited; 1: no variable is partitioned.
+        min_partition_bytes: the minimum size of a shard.
         sync, staleness, local_proxy_variable: see ServerOptions.
     """
 
@@ -95,8 +107,21 @@ class PS(ServerOptions, StrategyBuilder):
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
         owner = owner_index(self.owner, resource_spec)
-        nodes = [parameter_server_node(v.name, owner, self, is_sent_whole=v.is_sent_whole) for v in variables]
+        is_overlapped = self.sync and not self.staleness and len(resource_spec.workers) > 1
+        piece = max(self.min_partition_bytes, sum(v.byte_size for v in variables) // PIECES, 1)
+        nodes = []
+        for variable in variables:
+            partitioning = self._partitioning(variable, piece) if is_overlapped else None
+            shards = len(partitioning.sizes) if partitioning else 1
+            nodes.append(
+                node_of(variable.name, partitioning, [self.parameter_server(owner, variable.is_sent_whole)] * shards)
+            )
         return make_strategy("PS", resource_spec, variables, nodes)
+
+    def _partitioning(self, variable: SyncedVariable, piece: int) -> Partitioning | None:
+        """Returns a partitioning into shards of about `piece` bytes, and not less; None for one that stays whole."""
+        shards = 1 if variable.is_sparse else variable.byte_size // piece
+        return even_partitioning(variable, 0, min(shards, self.max_shards or shards), self.min_partition_bytes)
 
 
 def parameter_server_node(

@@ -26,7 +26,7 @@ ALIGNMENT = 64
 class Bucket:
     """Dense reductions that are executed as one tensor.
 
-    They share group, dtype, weight, kind, update round and reduce op.
+    They share group, dtype, weight and reduce op.
     """
 
     reductions: tuple[PendingReduction, ...]
@@ -135,6 +135,12 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def sent_order(reductions: Sequence[PendingReduction]) -> list[PendingReduction]:
+    """Returns reductions in the order in which they are sent: as the backward pass computes them, rows at the end."""
+    dense = [pending for pending in reversed(reductions) if not pending.is_sparse]
+    return [*dense, *(pending for pending in reversed(reductions) if pending.is_sparse)]
+
+
 def make_buckets(
     reductions: Sequence[PendingReduction], fusion_of: Callable[[PendingReduction], Hashable], limit: int = BUCKET_BYTES
 ) -> list[Bucket]:
@@ -147,7 +153,7 @@ def make_buckets(
     closed: list[list[PendingReduction]] = []
     filling: dict[Hashable, list[PendingReduction]] = {}
     sizes: dict[Hashable, int] = {}
-    for pending in reversed(reductions):
+    for pending in sent_order(reductions):
         alone = pending.name if pending.kind is PendingReductionKind.LOSS else None
         key = (
             pending.group, fusion_of(pending), pending.dtype, pending.weight, pending.kind, pending.level,

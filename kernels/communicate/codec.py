@@ -9,7 +9,6 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from autodist.compressors import Code
-from autodist.kernels.communicate.packed import like_packed, packed, unpacked
 
 Like: TypeAlias = "tf.Tensor | tf.TensorSpec"
 Coded: TypeAlias = "list[tf.Tensor]"
@@ -23,33 +22,27 @@ class Codec:
     Attributes:
         code: encodes vectors and sums; None: they are sent as they are.
         then: applied to a sum before it is encoded; None: nothing is.
-        is_packed: True if small tensors of an encoding are packed into one.
     """
 
     code: Code | None = None
     then: Callable[[tf.Tensor], tf.Tensor] | None = None
-    is_packed: bool = False
 
     def encode(self, vector: tf.Tensor) -> Coded:
-        sent = [vector] if self.code is None else self.code.encode(vector)
-        return packed(sent) if self.is_packed else sent
+        return [vector] if self.code is None else self.code.encode(vector)
 
     def decode(self, sent: Sequence[tf.Tensor], like: Like) -> tf.Tensor:
         """Returns the vector, which has the dtype and length of `like`."""
-        if self.is_packed:
-            sent = unpacked(sent, self._specs(like))
         return sent[0] if self.code is None else self.code.decode(sent, like.dtype)
 
     def specs(self, vector: Like) -> list[Like]:
         """Returns the specs of the encoding of a vector."""
-        return like_packed(self._specs(vector)) if self.is_packed else [*self._specs(vector)]
+        length = vector.shape[0]
+        return (
+            [tf.TensorSpec([length], vector.dtype)] if self.code is None else [*self.code.specs(length, vector.dtype)]
+        )
 
     def finish(self, total: tf.Tensor) -> tf.Tensor:
         return total if self.then is None else self.then(total)
-
-    def _specs(self, vector: Like) -> list[tf.TensorSpec]:
-        length = vector.shape[0]
-        return [tf.TensorSpec([length], vector.dtype)] if self.code is None else self.code.specs(length, vector.dtype)
 
 
 def joined(codes: Sequence[Sequence[tf.Tensor]]) -> Coded:

@@ -18,6 +18,7 @@ from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import cut
 from autodist.kernels.communicate.codec import Codec
+from autodist.kernels.communicate.packed import like_packed, packed, unpacked
 from autodist.kernels.sums import ordered_sum, reduce_to_mean
 from autodist.placement.group import Group
 
@@ -48,7 +49,7 @@ class Communicator:
     A message has a source, a reader and a tag, which all its workers know alike. Its source puts it into a queue of its
     own, the outbox. The reader takes it from a queue of its own, the inbox, to which `runtime.inbox_loops` brings it. A
     step therefore runs on its worker alone. A send waits only for its tensors and for `after`, not for control
-    dependencies of the subgraph.
+    dependencies of the subgraph. Small tensors of a message between two workers are packed into one.
 
     Attributes:
         f: the builder of the subgraph.
@@ -88,6 +89,9 @@ class Communicator:
 
     def send(self, to: int, tag: str, tensors: Sequence[tf.Tensor], after: Sequence[str] = ()) -> None:
         """Sends tensors to worker `to` after the nodes `after` of the step have run."""
+        self._put(to, tag, tensors if to == self.me else packed(tensors), after)
+
+    def _put(self, to: int, tag: str, tensors: Sequence[tf.Tensor], after: Sequence[str]) -> None:
         name, handle, nodes = self._add_queue(self.me, to, tag, tensors)
         put = self.f.add(
             nodes.put, f"{name}_enqueue", [handle, *map(self.f.name, tensors)], [self.f.after(after)] if after else ()
@@ -101,9 +105,11 @@ class Communicator:
 
     def receive_each(self, tag: str, like: Mapping[int, Sequence[Like]]) -> Received:
         """Receives tensors from several workers; `like` has their dtypes and static shapes, by worker."""
-        names = {source: self._take(source, tag, static) for source, static in like.items()}
-        found = iter(self.f.inputs_like(list(chain(*names.values())), list(chain(*like.values()))))
-        return {source: list(islice(found, len(static))) for source, static in like.items()}
+        sent = {source: list(static) if source == self.me else like_packed(static) for source, static in like.items()}
+        names = {source: self._take(source, tag, static) for source, static in sent.items()}
+        found = iter(self.f.inputs_like(list(chain(*names.values())), list(chain(*sent.values()))))
+        came = {source: list(islice(found, len(static))) for source, static in sent.items()}
+        return {source: came[source] if source == self.me else unpacked(came[source], like[source]) for source in like}
 
     def prefill(self, source: int, tag: str, like: Sequence[tf.Tensor], count: int) -> tf.Operation:
         """Adds `count` copies of `like` that this worker receives before the messages of worker `source`."""
@@ -121,9 +127,10 @@ class Communicator:
         after: Sequence[str] = (),
     ) -> None:
         """Sends tensors to each other worker of `to`; by default to everyone in the group, in worker order."""
-        for worker in sorted(self.group.everyone) if to is None else to:
-            if worker != self.me:
-                self.send(worker, tag, tensors, after)
+        readers = [worker for worker in (sorted(self.group.everyone) if to is None else to) if worker != self.me]
+        message = packed(tensors) if readers else []
+        for worker in readers:
+            self._put(worker, tag, message, after)
 
     def scatter(self, tag: str, parts: Mapping[int, Sequence[tf.Tensor]]) -> None:
         """Sends each worker its part."""

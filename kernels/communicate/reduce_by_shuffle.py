@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
 from autodist.errors import StrategyError
-from autodist.graph.execution_order import count_rounds
-from autodist.graph.names import node_of
+from autodist.graph.execution_order import find_execution_order, message_of
 from autodist.graph.parts import PendingReduction, ReduceOp
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
@@ -72,7 +71,7 @@ class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
         results = Results(step)
         stored_as = _names_in_session(step)
         plain, compressed = self._buckets(reductions, context)
-        fused, single = find_fused_buckets(step, plain, [bucket for bucket, _ in compressed], context)
+        fused, single = find_fused_buckets(step, plain, context)
         for buckets in (*fused, *([bucket] for bucket in single)):
             _reduce(results, buckets, context)
         for bucket, compressor in compressed:
@@ -210,48 +209,41 @@ def compressor_of(plan: Plan, pending: PendingReduction) -> Compressor | None:
 
 
 def find_fused_buckets(
-    step: ReplicatedStep, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context
+    step: ReplicatedStep, buckets: Sequence[Bucket], context: Context
 ) -> tuple[list[list[Bucket]], list[Bucket]]:
-    """Returns lists of buckets that subgroups reduce in the same messages, and the remaining buckets, both in order.
+    """Returns lists of small buckets that are reduced in the same messages, and the remaining buckets, both in order.
 
     A message costs more than the bytes of a small bucket. Tensors of one message are sent together once all are
-    computed. Buckets of one group are therefore fused only if equally many reductions precede each of them: no bucket
-    then waits for another one's sum, and no two lists for each other. If owners update variables, a step has more
+    computed. Buckets of one group are therefore fused only if they are of the same communication round: no bucket then
+    waits for another one's sum, and no two lists for each other. If owners update variables, a step has more
     communication than its pending reductions, and no buckets are fused.
 
     Args:
         step: the step.
         buckets: buckets that are summed directly.
-        others: buckets that compressors sum.
         context: the worker for which the step is rewritten.
     """
-    small = [b for b in buckets if is_direct(b.spec) and context.subgroups(b.reductions[0])]
+    small = [bucket for bucket in buckets if is_direct(bucket.spec)]
     if len(small) < 2 or step.synchrony_of:
         return [], list(buckets)
-    ranks = _ranks(step, step.reductions, [*buckets, *others])
-    alike: dict[tuple[Group, int], list[Bucket]] = {}
+    order = find_execution_order(step.graph_index, step.reductions, {})
+    if order is None:
+        return [], list(buckets)
+    rounds = order.rounds()
+    alike: dict[Hashable, list[Bucket]] = {}
     for bucket in small:
-        alike.setdefault((bucket.group, ranks[id(bucket)]), []).append(bucket)
-    fused = [together for together in alike.values() if len(together) > 1]
-    taken = {id(bucket) for together in fused for bucket in together}
+        first = bucket.reductions[0]
+        together = bucket.group, rounds[message_of(first)], context.subgroups(first) is not None
+        alike.setdefault(together, []).append(bucket)
+    fused = [_join_alike(together) for together in alike.values() if len(together) > 1]
+    taken = {id(bucket) for together in alike.values() if len(together) > 1 for bucket in together}
     return fused, [bucket for bucket in buckets if id(bucket) not in taken]
 
 
-def _ranks(step: ReplicatedStep, reductions: Iterable[PendingReduction], buckets: Sequence[Bucket]) -> dict[int, int]:
-    """Maps the `id` of each bucket to the longest chain of reductions and fused buckets before it."""
-    bucket_of = {t: id(bucket) for bucket in buckets for pending in bucket.reductions for t in pending.result}
-    reduced = {t for pending in reductions for t in pending.result}
-    ranks = {id(bucket): 0 for bucket in buckets}
-    while True:  # a bucket's sums exist once all its members are computed: each iteration settles one more rank
-        before = count_rounds(step.graph_index, {t: ranks[bucket_of[t]] if t in bucket_of else 0 for t in reduced})
-        found = {id(bucket): max(before[node_of(t)] for t in _local(bucket)) for bucket in buckets}
-        if found == ranks:
-            return ranks
-        ranks = found
-
-
-def _local(bucket: Bucket) -> Iterable[str]:
-    for pending in bucket.reductions:
-        yield from pending.local
-        if pending.weight is not None:
-            yield pending.weight
+def _join_alike(buckets: Iterable[Bucket]) -> list[Bucket]:
+    """Joins the buckets whose vectors can be merged as one."""
+    alike: dict[Hashable, tuple[PendingReduction, ...]] = {}
+    for bucket in buckets:
+        key = bucket.dtype, bucket.weight, bucket.merge
+        alike[key] = alike.get(key, ()) + bucket.reductions
+    return list(map(Bucket, alike.values()))

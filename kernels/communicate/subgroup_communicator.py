@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -12,7 +12,6 @@ from autodist.graph.parts import ReduceOp
 from autodist.kernels.communicate.buckets import cut
 from autodist.kernels.communicate.codec import Codec, joined, like_joined, split
 from autodist.kernels.communicate.communicator import Communicator, Like, Part, is_direct, merge
-from autodist.kernels.communicate.packed import like_packed, packed, unpacked
 from autodist.kernels.sums import ordered_sum, reduce_parts, reduce_to_mean
 from autodist.placement.group import Group
 from autodist.synchronizers import Subgroups
@@ -74,7 +73,6 @@ class SubgroupCommunicator(Communicator):
         A rank sums the vectors of its subgroup and sends the sums to the owners, which add them in subgroup order. The
         results return the same way, in the owner's encoding, so that all workers read the same bits.
         """
-        codec = replace(codec, is_packed=True)
         by_rank = [
             {owner: vectors[owner] for owner in self.subgroups.across(rank) if owner in vectors}
             for rank in range(self.subgroups.ranks)
@@ -143,7 +141,7 @@ class SubgroupCommunicator(Communicator):
         """Broadcasts each member's tensors within this worker's subgroup; returns them in rank order."""
         group = self._subgroup
         if self.me in group:
-            self.broadcast(tag, packed(own), _readers(group, to_receivers))
+            self.broadcast(tag, own, _readers(group, to_receivers))
         return self._received(tag, dict.fromkeys(group.workers, own), own)
 
     def _between(
@@ -161,7 +159,7 @@ class SubgroupCommunicator(Communicator):
         if self._rank is not None:
             others = [group for group in subgroups.groups if group is not self._subgroup]
             readers = [to for group in others for to in _readers(group, to_receivers)]
-            self.broadcast(tag, packed(ours), [to for to in readers if subgroups.sender(mine, to) == self.me])
+            self.broadcast(tag, ours, [to for to in readers if subgroups.sender(mine, to) == self.me])
         like_of = {
             self.me if number == mine else subgroups.sender(number, self.me): like(group)
             for number, group in enumerate(subgroups.groups)
@@ -201,9 +199,8 @@ class SubgroupCommunicator(Communicator):
 
     def _received(self, tag: str, like: Mapping[int, Sequence[Like]], own: Sequence[tf.Tensor]) -> list[Tensors]:
         """Receives tensors from each source of `like` (dtypes and shapes), in order; `own` are this worker's."""
-        others = {source: like_packed(specs) for source, specs in like.items() if source != self.me}
-        came = self.receive_each(tag, others)
-        return [list(own) if s == self.me else unpacked(came[s], specs) for s, specs in like.items()]
+        came = self.receive_each(tag, {source: specs for source, specs in like.items() if source != self.me})
+        return [list(own) if source == self.me else came[source] for source in like]
 
 
 def _readers(group: Group, with_receivers: bool) -> Sequence[int]:

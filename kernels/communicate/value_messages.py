@@ -12,10 +12,9 @@ from autodist.graph.parts import Variable
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context
-from autodist.kernels.communicate.buckets import PACK_BYTES, digest
+from autodist.kernels.communicate.buckets import PACK_BYTES, digest, sent_order
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup
-from autodist.kernels.communicate.packed import like_packed, packed, unpacked
 from autodist.kernels.communicate.read_cached_copies import copy_of
 from autodist.kernels.plan import CACHED_COPY
 
@@ -46,6 +45,7 @@ class ValueMessages:
         self._performed = performed
         assert step.order is not None, "set by SetSyncMode"
         self._writes_of = step.order.writes_of(owner)
+        self._sent_at = {pending.variable: k for k, pending in enumerate(sent_order(step.reductions))}
 
     def send(self, f: SubgraphBuilder, exchange: Communicator, group: WriteGroup) -> list[str]:
         """Sends the written values to the workers that have cached copies, and the signal that all are written.
@@ -85,7 +85,7 @@ class ValueMessages:
                     values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype))
                     values[-1].set_shape(variable.shape)
         after = () if variables else writes
-        exchange.broadcast(_tag(variables), packed(values) or [tf.constant(True)], exchange.group.workers, after)
+        exchange.broadcast(_tag(variables), values or [tf.constant(True)], exchange.group.workers, after)
         own = [(v, value) for v, value in zip(variables, values, strict=True) if copy_of(v.handle) in self._editor]
         return [self._refresh(f, variable, value) for variable, value in own]
 
@@ -96,7 +96,7 @@ class ValueMessages:
             exchange.receive(owner, _tag(variables), [tf.constant(True)])
             return []
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
-        values = unpacked(exchange.receive(owner, _tag(variables), like_packed(specs)), specs)
+        values = exchange.receive(owner, _tag(variables), specs)
         return [self._refresh(f, variable, value) for variable, value in zip(variables, values, strict=True)]
 
     def _refresh(self, f: SubgraphBuilder, variable: Variable, value: tf.Tensor) -> str:
@@ -113,13 +113,16 @@ class ValueMessages:
     def _messages(self, group: WriteGroup) -> list[list[Variable]]:
         """Returns the variables whose values are sent for a group of writes, by message; the last may have none.
 
-        Small values share messages of up to `PACK_BYTES`. A variable's value is sent after its last write.
+        Small values share messages of up to `PACK_BYTES`. A variable's value is sent after its last write. The messages
+        are in the order in which gradients are sent to the owner, so the first values are on their way while the owner
+        still receives gradients; the last message waits for the last gradient anyway.
         """
         last = set(group.writes)
         variables = [
             self._step.by_handle[handle] for handle, writes in self._writes_of.items()
             if writes[-1] in last and CACHED_COPY in self._step.slices[self._step.by_handle[handle].name].copies
         ]  # fmt: skip
+        variables.sort(key=lambda v: self._sent_at.get(v.name, len(self._sent_at)))
         messages: list[list[Variable]] = []
         free = 0
         for variable in variables:

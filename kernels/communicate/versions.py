@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.execution_order import message_of
+from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep
 from autodist.kernels.base import Context
@@ -78,8 +80,37 @@ class Versions:
 
     @cached_property
     def gradients_before(self) -> Mapping[str, list[PendingReduction]]:
-        """The gradients that each write waits for: those of its variable or, if it has none, of the same owner."""
-        return {write: list(self._gradients_before(write).values()) for write in self._writes}
+        """The gradients that each write waits for: those of its variable or, if it has none, of the same owner.
+
+        Every gradient of a worker is sent after the worker's early reads. A write that is computed from some gradients
+        of the owner, such as that of an optimizer's slot, therefore waits for these alone: the update of one variable
+        does not wait for the gradients of others.
+        """
+        found = {}
+        for write in self._writes:
+            gradients = self._gradients_before(write).values()
+            found[write] = [g for g in gradients if self._used.get(write, 0) & self._bits[g.name]] or [*gradients]
+        return found
+
+    @cached_property
+    def _bits(self) -> Mapping[str, int]:
+        """A bit for each gradient, by its name."""
+        return {pending.name: 1 << k for k, pending in enumerate(chain(*self._reductions.values()))}
+
+    @cached_property
+    def _used(self) -> Mapping[str, int]:
+        """The gradients that each node is computed from or runs after, as a mask of `_bits`."""
+        graph_index, found = self._order.graph_index, dict[str, int]()
+        for pending in chain(*self._reductions.values()):
+            for name in map(node_of, pending.result):
+                found[name] = found.get(name, 0) | self._bits[pending.name]
+        for name in graph_index.order:
+            mask = found.get(name, 0)
+            for source in graph_index.sources[name]:
+                mask |= found.get(source, 0)
+            if mask:
+                found[name] = mask
+        return found
 
     def _gradients_before(self, write: str) -> dict[str, PendingReduction]:
         position, before = self._order.position, self._order.position[write]

@@ -16,7 +16,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "power_sgd": {"builder": "AllReduce", "compressor": {"kind": "POWER_SGD", "rank": 1}},
     "top_k": {"builder": "AllReduce", "compressor": {"kind": "TOP_K", "fraction": 0.2}},
     "ring": {"builder": "AllReduce", "all_reduce_spec": "RING"},
-    "ps": {"builder": "PS"},
+    "ps": {"builder": "PS", "max_shards": 2, "min_partition_bytes": 1},
     "ps_load_balancing": {"builder": "PSLoadBalancing"},
     "parallax": {"builder": "Parallax"},
     "partitioned_ps": {"builder": "PartitionedPS", "max_shards": 3, "min_partition_bytes": 1},

@@ -52,6 +52,37 @@ def test_workers_cache_variables_that_they_update_together(step, cluster, builde
     assert [found[name] for name in ("large", "small", "dense")] == [{proxy} for proxy in proxies]
 
 
+def shards(strategy):
+    return {node.variable: list(node.partition.sizes) for node in strategy.nodes}
+
+
+def test_large_dense_variables_have_shards_of_a_sixteenth_of_all_bytes(step, cluster):
+    planned = step({"table": (4096, 256), "large": (4096, 1024), "wide": (3, 1 << 18), "small": (256, 256)}, ["table"])
+    strategy = PS(owner=1).build(planned, cluster())
+    check_strategy(strategy, planned, cluster())
+    assert shards(strategy) == {"table": [], "large": [373] * 4 + [372] * 7, "wide": [2, 1], "small": []}
+    assert {one.owner for node in strategy.nodes for one in synchronizers_of(node)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "sizes"),
+    [
+        ({}, 2, [256, 256, 256, 256]),
+        ({"max_shards": 3}, 2, [342, 341, 341]),
+        ({"max_shards": 1}, 2, []),
+        ({"min_partition_bytes": 1 << 19}, 2, [512, 512]),
+        ({"min_partition_bytes": 0}, 2, [64] * 16),
+        ({"sync": False}, 2, []),
+        ({"staleness": 1}, 2, []),
+        ({}, 1, []),
+    ],
+    ids=str,
+)
+def test_shards_of_one_owner_overlap_updates_that_workers_wait_for(step, cluster, options, workers, sizes):
+    strategy = PS(**options).build(step({"dense": (1024, 256)}), cluster(workers=workers))
+    assert shards(strategy) == {"dense": sizes}
+
+
 @pytest.mark.parametrize("owner", [2, "10.0.0.3"])
 def test_the_owner_is_told_by_index_or_name(language_model, cluster, owner):
     assert set(owners(PS(owner=owner).build(language_model, cluster(workers=3))).values()) == {2}

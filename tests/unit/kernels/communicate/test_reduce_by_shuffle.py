@@ -143,7 +143,7 @@ def test_small_state_and_small_gradients_share_buckets():
     step = make_step(PLAIN)
     captured = capture(step, *make_batches(0, [4])[0])
     sources = {name.partition("/")[0] for name in check_queues(rewritten(captured, plan(captured.step, 2)))}
-    assert len(sources) == 3  # the table's rows, the dense gradients, the loss
+    assert len(sources) == 2  # the table's rows; the dense gradients and the loss
 
 
 def test_averages_of_many_layers_share_one_bucket():
@@ -161,4 +161,23 @@ def test_averages_of_many_layers_share_one_bucket():
 
     captured = capture(step, make_batches(0, [4])[0][1].repeat(2, 1))
     sources = {name.partition("/")[0] for name in check_queues(rewritten(captured, plan(captured.step, 2)))}
-    assert len(sources) == 2  # the gradient; the averages and the loss
+    assert len(sources) == 1  # the gradient, the averages and the loss
+
+
+def test_a_reduction_does_not_share_a_bucket_with_one_that_it_waits_for():
+    weight = tf.Variable(tf.ones(3, tf.float64), name="w")
+    slope = tf.Variable(tf.ones([], tf.float64), name="slope")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ tf.reshape(weight, [3, 1]))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        with tf.GradientTape() as tape:
+            loss = slope * tf.reduce_mean(x @ tf.reshape(weight, [3, 1]))
+        slope.assign_sub(0.1 * tape.gradient(loss, slope))
+        return loss
+
+    captured = capture(step, np.ones((4, 3)))
+    items = rewritten(captured, plan(captured.step, 2))
+    sources = {name.partition("/")[0] for name in check_queues(items)}
+    assert len(sources) == 2  # the gradient of the weight; that of the slope and the loss, which need the new weight

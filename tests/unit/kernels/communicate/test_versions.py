@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +25,7 @@ from tests.unit.kernels.communicate.ordered_programs import (
     strategy_of,
     unordered,
 )
-from tests.unit.kernels.in_one_process import assert_same, one_device, rewritten, train
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
 
 LAYOUTS = [
     Layout((0, 0)),
@@ -117,6 +119,27 @@ def test_an_ordinary_step_sends_no_start_signal():
     for layout in LAYOUTS:
         for step in rewritten(captured, strategy_of(captured, layout)):
             assert not [name for name in _sent(step) if name.startswith("read/")]
+
+
+def test_the_update_of_a_variable_with_a_slot_waits_for_its_own_gradient_alone(monkeypatch):
+    monkeypatch.setattr("autodist.kernels.communicate.parameter_servers.PACK_BYTES", 8)
+    weights = [tf.Variable(np.ones(3), name=f"w{k}") for k in range(2)]
+    slots = [tf.Variable(np.zeros(3), name=f"slot{k}", trainable=False) for k in range(2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * weights[0] * weights[1])
+        for weight, slot, gradient in zip(weights, slots, tape.gradient(loss, weights), strict=True):
+            slot.assign(0.9 * slot + gradient)
+            weight.assign_sub(0.1 * slot)
+        return loss
+
+    captured = capture(step, np.ones((4, 3)))
+    owner = rewritten(captured, plan(captured.step, 2, owners={"w0": 0, "w1": 0}))[0]
+    editor = GraphEditor(owner.graph_def)
+    writes = [node.name for node in editor if node.op in ("AssignVariableOp", "AssignSubVariableOp")]
+    awaited = {write: sum("push/" in n and "Dequeue" in n for n in editor.ancestors([write])) for write in writes}
+    assert len(awaited) == 4 and set(awaited.values()) == {1}
 
 
 def _sent(step: Step) -> list[str]:
