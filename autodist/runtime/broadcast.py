@@ -183,10 +183,15 @@ def _cut(value: np.ndarray, part: TransferPart) -> np.ndarray:
 
 
 def _bytes_of(value: np.ndarray) -> np.ndarray:
-    """Returns a value as bytes; shares its memory if that is contiguous and numeric."""
+    """Returns a value as bytes; shares its memory if that is contiguous and numeric.
+
+    A part of a larger value is copied: messages on their way would keep the whole value.
+    """
     if value.dtype.hasobject:
         return np.frombuffer(tf.make_tensor_proto(value).SerializeToString(), np.uint8)
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    is_part = isinstance(value.base, np.ndarray) and value.base.nbytes > value.nbytes
+    own = value.copy() if is_part else np.ascontiguousarray(value)
+    return own.reshape(-1).view(np.uint8)
 
 
 def _value_of(content: np.ndarray, part: TransferPart) -> np.ndarray:
