@@ -55,7 +55,7 @@ def graph_runners() -> Iterator[list[GraphRunners]]:
 @pytest.fixture
 def workers(graph_runners: list[GraphRunners]) -> list[VariableBroadcast]:
     return [
-        VariableBroadcast(one, k, WORKERS, lambda worker, dtype: cpu_of(worker, WORKERS))
+        VariableBroadcast(one, k, WORKERS, lambda worker, dtype, device: cpu_of(worker, WORKERS))
         for k, one in enumerate(graph_runners)
     ]
 

@@ -47,7 +47,7 @@ class Chief:
 @pytest.fixture
 def chief() -> Iterator[Chief]:
     graph_runner = GraphRunner("", tf.compat.v1.ConfigProto())
-    yield Chief(graph_runner, VariableSlices(graph_runner, 0, 2, lambda worker, dtype: ""))
+    yield Chief(graph_runner, VariableSlices(graph_runner, 0, 2, lambda worker, dtype, device: ""))
     graph_runner.close()
 
 
