@@ -72,7 +72,8 @@ def test_a_step_equals_one_device_or_is_refused(data):
     variables = [variable for variable in model.captured.step.variables if variable.shape]
     chosen = data.draw(st.lists(st.sampled_from(variables), unique_by=lambda v: v.name), label="variables")
     found = {variable.name: data.draw(layouts(variable, sizes), label=variable.name) for variable in chosen}
-    session = _session(model, on_mesh(model.captured.step, sizes, found))
+    devices = data.draw(st.sampled_from((1, 2, prod(sizes.values()))), label="devices of a worker")
+    session = _session(model, on_mesh(model.captured.step, sizes, found, devices=devices))
     if isinstance(session, AutoDistError):
         assert any(one in str(session) for one in found), session
         return
@@ -91,7 +92,8 @@ def test_constrained_tensors_equal_one_device(data):
     batch = st.sampled_from([None, "?", "data"] if "data" in sizes else [None, "?"])
     found = {name: (data.draw(batch), *data.draw(divided(CONSTRAINED[name], sizes), label=name)) for name in names}
     model = constrained(found, data.draw(st.booleans(), label="is weighed"))
-    session = Session(model.captured, on_mesh(model.captured.step, sizes, {}))
+    devices = data.draw(st.sampled_from((1, 2, prod(sizes.values()))), label="devices of a worker")
+    session = Session(model.captured, on_mesh(model.captured.step, sizes, {}, devices=devices))
     assert_as_expected(session.train(model.batches), model.expected(1))
 
 
