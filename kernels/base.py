@@ -21,7 +21,7 @@ from autodist.placement.group import Group, Place, worker_count
 from autodist.placement.placement import Placement
 from autodist.proto import strategy_pb2
 from autodist.sharding import Mesh
-from autodist.synchronizers import Subgroups, mesh_of
+from autodist.synchronizers import Subgroups, mesh_of, with_owners_in_row
 
 
 class Fetching(enum.Enum):
@@ -50,8 +50,10 @@ class Context:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The strategy, resolved for each variable and shard."""
-        return Plan(self.strategy)
+        """The strategy, resolved for each variable and shard; on a mesh, in the row of this worker."""
+        if self.mesh is None:
+            return Plan(self.strategy)
+        return Plan(with_owners_in_row(self.strategy, [place.worker for place in self.replicas]))
 
     @property
     def placement(self) -> Placement:

@@ -57,10 +57,12 @@ from autodist.kernels.shard.add_data_flow_edges import AddDataFlowEdges
 from autodist.kernels.shard.apply_constraints import ApplyConstraints
 from autodist.kernels.shard.complete_manual_regions import CompleteManualRegions
 from autodist.kernels.shard.copy_for_places import CopyForPlaces
+from autodist.kernels.shard.holders import HoldInRows, HoldOnMesh, holders_on_mesh
 from autodist.kernels.shard.lift_meshes import LiftMeshes
-from autodist.kernels.shard.lower import LowerReshards, holders_of_shardings
+from autodist.kernels.shard.lower import LowerReshards
 from autodist.kernels.shard.partition import ShardTensors
 from autodist.kernels.shard.remove_size_one_axes import RemoveSizeOneAxes
+from autodist.kernels.shard.signal_parts import SignalParts
 from autodist.kernels.shard.split_constants import SplitConstants
 from autodist.kernels.shard.unite_groups import UniteGroups
 from autodist.placement.holder import Holder
@@ -95,6 +97,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     ReportTableWrites(),
     ChooseRowJoins(),
     *IMPORT_PASSES,
+    HoldInRows(),
     AssignOwners(),
     ShardTensors(),
     CopyForPlaces(),
@@ -106,7 +109,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     Replicate(),
     RecomputeBlocks(),
     PlaceStages(),
-    LowerReshards(),
+    SignalParts(),
     SetSyncMode(),
     SendLayers(),
     ReadCachedCopies(),
@@ -116,6 +119,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     AsynchronousServers(),
     StaleServers(),
     ParameterServers(),
+    LowerReshards(),
     RemoveCompute(),
     Prune(),
     ReadRemoteVariables(),
@@ -123,6 +127,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     CompileStep(),
     CompileUpdates(),
     CallUnits(),
+    HoldOnMesh(),
 )
 """The kernels of a step in order.
 
@@ -234,4 +239,4 @@ def find_divided(step: CapturedStep, context: Context) -> tuple[Mapping[str, Sha
     last = next(k for k, kernel in enumerate(KERNELS) if kernel.name == ShardTensors.name)
     divided = rewrite(step, context, "shardings", KERNELS[: last + 1])
     assert isinstance(divided, PlacedStep), "made by ShardTensors"
-    return divided.shardings, holders_of_shardings(divided, context)
+    return divided.shardings, holders_on_mesh(divided, context)

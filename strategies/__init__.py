@@ -6,7 +6,7 @@ A builder (built-in or user-defined) decides, the protobuf Strategy records the 
 import sys
 
 from autodist.placement.group import worker_count
-from autodist.placement.partitioning import Partitioning
+from autodist.placement.partitioning import Partitioning, even_sizes
 from autodist.strategies import all_reduce, cost, partitioning, ps, ps_load_balancing
 from autodist.strategies.all_reduce import AllReduce, AllReduceOptions, all_reduce_node, all_reduce_synchronizer
 from autodist.strategies.base import (
@@ -30,7 +30,7 @@ from autodist.strategies.parallax import Parallax
 from autodist.strategies.partition import Partition
 from autodist.strategies.partitioned_ar import PartitionedAR
 from autodist.strategies.partitioned_ps import PartitionedPS
-from autodist.strategies.partitioning import PartitionOptions, even_sizes, proportional_sizes, shards_of
+from autodist.strategies.partitioning import PartitionOptions, proportional_sizes, shards_of
 from autodist.strategies.pipeline import Pipeline, arranged, divides_variables, find_mesh, find_pipeline
 from autodist.strategies.placed import PlacedBuilder, errors_with_place
 from autodist.strategies.ps import PS, SYNCHRONOUS, ServerOptions, owner_index, parameter_server_node

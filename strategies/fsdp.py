@@ -52,7 +52,7 @@ class FSDP(StrategyBuilder):
         shards = {variable.name: len(owners) for variable in variables}
         loads = GreedyLoads(resource_spec, owners)
         nodes = sharded_nodes(variables, loads, shards, self.min_partition_bytes, WITHOUT_COPIES)
-        layers = _layers(graph_item, variables)
+        layers = layers_of_use(graph_item, variables)
         for node in nodes:
             for part in parts_of(node):
                 part.parameter_server.layer = layers[node.variable]
@@ -64,7 +64,7 @@ class FSDP(StrategyBuilder):
 WITHOUT_COPIES = ServerOptions(local_proxy_variable=False)
 
 
-def _layers(graph_item: GraphLike, variables: Sequence[SyncedVariable]) -> dict[str, int]:
+def layers_of_use(graph_item: GraphLike, variables: Sequence[SyncedVariable]) -> dict[str, int]:
     """Maps each variable to its layer, from 1 in the order of use; without a graph, in the order of gradients."""
     # Imports TensorFlow only if there is a graph, which TensorFlow has created.
     from autodist.graph.parameter_layers import find_layers, order_of_use

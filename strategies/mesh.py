@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from autodist.errors import StrategyError
 from autodist.logs.formatting import listed, nearest
@@ -16,6 +17,7 @@ from autodist.sharding import WHOLE, Axis, Dim, Layout, Sharding
 from autodist.sharding import Mesh as MeshOfPlaces
 from autodist.strategies.all_reduce import AllReduceOptions, all_reduce_nodes
 from autodist.strategies.base import StrategyBuilder, make_strategy
+from autodist.strategies.mesh_data import nodes_in_slices, owners_in_rows
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, synced_variables
 
@@ -43,12 +45,15 @@ class Mesh(StrategyBuilder):
             size may be -1: as many as there are places for.
         data: the axis along which the batch is divided. If the mesh has no such axis, all places have the whole batch.
         layouts: for each pattern (a regular expression), the layout of the variables whose whole names it matches; in
-            YAML, `sharding:` of a pattern under `variables:`.
+            YAML, `sharding:` of a pattern under `variables:`. The data axis divides a variable, its gradient and its
+            slots among the places that differ on it; its value is gathered shortly before it is used.
+        prefetch: the number of layers with such variables that are gathered ahead of the layer that computes.
     """
 
     mesh: dict[str, int] = field(default_factory=lambda: {"data": -1})
     data: str = "data"
     layouts: dict[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
+    prefetch: Literal[0, 1] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,13 +109,28 @@ class Mesh(StrategyBuilder):
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
-        strategy = make_strategy(
-            type(self).__name__, resource_spec, variables, all_reduce_nodes(variables, AllReduceOptions())
-        )
         shapes = {variable.name: variable.shape for variable in graph_item.variables}
+        own = [*self._shardings(shapes, self.of_places(resource_spec))]
+        in_slices = self._nodes_in_slices(graph_item, resource_spec, own)
+        others = all_reduce_nodes([v for v in variables if v.name not in in_slices], AllReduceOptions())
+        strategy = make_strategy(type(self).__name__, resource_spec, variables, [*others, *in_slices.values()])
         strategy.mesh.CopyFrom(self.message(resource_spec))
-        strategy.mesh.variables.extend(self._shardings(shapes, self.of_places(resource_spec)))
+        strategy.mesh.variables.extend(own)
+        strategy.prefetch = self.prefetch if in_slices else 0
         return strategy
+
+    def _nodes_in_slices(
+        self, graph_item: GraphLike, resource_spec: ResourceSpec, own: Iterable[strategy_pb2.VariableSharding]
+    ) -> dict[str, strategy_pb2.VariableNode]:
+        """Returns the nodes of the variables that the data axis divides, by the layouts of the script or these."""
+        mesh = self.of_places(resource_spec)
+        annotations = getattr(graph_item, "annotations", None)
+        shardings = {} if annotations is None else {name: one.sharding for name, one in annotations.variables.items()}
+        shardings |= {one.variable: Sharding.parse(one.sharding) for one in own}
+        if mesh.sizes.get(self.data, 1) == 1 or not any(self.data in one.used() for one in shardings.values()):
+            return {}
+        owners = owners_in_rows(mesh, [place.worker for place in _places(resource_spec)], self.data)
+        return nodes_in_slices(graph_item, shardings, self.data, owners)
 
     def message(self, resource_spec: ResourceSpec) -> strategy_pb2.Mesh:
         """Returns the mesh in a strategy, without shardings."""
@@ -172,10 +192,11 @@ class Mesh(StrategyBuilder):
             )
         dims = [*map(Dim.of, layout), *[WHOLE] * (len(shape) - len(layout))]
         for length, dim in zip(shape, dims, strict=True):
-            if length % mesh.count(dim.axes):
+            count = mesh.count(axis for axis in dim.axes if axis != self.data)  # slices along it may be uneven
+            if length % count:
                 raise StrategyError(
                     f"the layout {list(layout)} of {pattern!r} divides a dimension of {length} elements of {name} into "
-                    f"{mesh.count(dim.axes)} parts, which does not go: change its layout, or the size of the axis."
+                    f"{count} parts, which does not go: change its layout, or the size of the axis."
                 )
         return Sharding(tuple(dims))
 
@@ -193,11 +214,6 @@ class Mesh(StrategyBuilder):
         twice = next((axis for axis in axes if axes.count(axis) > 1), None)
         if twice is not None:
             raise StrategyError(f"the layout of {pattern!r} names the axis {twice!r} twice; it divides one dimension.")
-        if self.data in axes:
-            raise StrategyError(
-                f"the layout of {pattern!r} divides a variable along {self.data!r}, the axis of the batch. That is not "
-                "supported yet; use another axis, or the builder FSDP."
-            )
 
     @property
     def _data_axes(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from rich.table import Table
 
@@ -31,10 +32,14 @@ WHOLE = "whole"
 GRADIENT_SUM = "sum of gradients"
 """The kind of the sums of gradients over the data axis."""
 
+SLICES = "gradients and values of slices"
+"""The kind of the messages for variables that the data axis divides: their gradients are summed at the owners of the
+slices, and the owners send their values."""
+
 
 @dataclass(frozen=True)
 class PartFigures:
-    """The part of a variable or slot that each place holds.
+    """The part of a variable or slot that a place holds; of parts of unequal lengths, the longest.
 
     Attributes:
         name: of the variable.
@@ -68,9 +73,10 @@ class CollectiveFigures:
     """The collectives of one kind in a step.
 
     Attributes:
-        kind: "all_gather", "all_reduce", "reduce_scatter", "all_to_all" or "sum of gradients".
+        kind: "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "sum of gradients" or "gradients and values of
+            slices".
         axes: the axes along which the places of a row differ.
-        calls: the number of collectives; of sums of gradients, the number of variables.
+        calls: the number of collectives; of sums of gradients and of slices, the number of variables.
         sent: bytes that a place sends for all of them.
     """
 
@@ -180,10 +186,9 @@ def _part(
         reason = "" if origin == PROPAGATED else origin
         return PartFigures(variable.name, shape, variable.byte_size, WHOLE, reason, shape, variable.byte_size, slots)
     counts = [mesh.count(axes) for axes in sharding.axes]
-    part = tuple(length // count for length, count in zip(shape, counts, strict=True))
-    used = mesh.count(axis for axes in sharding.axes for axis in axes)
-    text = str(sharding.closed())
-    return PartFigures(variable.name, shape, variable.byte_size, text, origin, part, variable.byte_size // used, slots)
+    part = tuple(-(-length // count) for length, count in zip(shape, counts, strict=True))
+    size = variable.byte_size * prod(part) // prod(shape)
+    return PartFigures(variable.name, shape, variable.byte_size, str(sharding.closed()), origin, part, size, slots)
 
 
 def mesh_tables(figures: MeshFigures, title: str, width: int | None = None) -> Iterator[Table]:

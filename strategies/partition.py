@@ -10,8 +10,7 @@ from pydantic import Field
 from autodist.errors import StrategyError
 from autodist.logs.formatting import readable_shape
 from autodist.options.fields import check_options
-from autodist.placement.partitioning import Partitioning
-from autodist.strategies.partitioning import even_sizes
+from autodist.placement.partitioning import Partitioning, even_sizes
 from autodist.strategies.variables import SyncedVariable
 
 

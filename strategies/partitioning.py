@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autodist.placement.partitioning import Partitioning, shard_name
+from autodist.placement.partitioning import Partitioning, even_sizes, shard_name
 from autodist.strategies.variables import SyncedVariable
 
 
@@ -23,18 +23,6 @@ def shards_of(variable: SyncedVariable, partitioning: Partitioning | None) -> tu
     return tuple(
         alike[length].named(shard_name(variable.name, index)) for index, length in enumerate(partitioning.sizes)
     )
-
-
-def even_sizes(length: int, shards: int) -> tuple[int, ...]:
-    """Returns lengths of at most `shards` shards that differ by at most one; no more shards than indices.
-
-    >>> even_sizes(7, 3)
-    (3, 2, 2)
-    >>> even_sizes(2, 3)
-    (1, 1)
-    """
-    count = min(length, shards)
-    return tuple(length // count + (index < length % count) for index in range(count))
 
 
 def proportional_sizes(length: int, weights: Sequence[Fraction]) -> tuple[int, ...]:

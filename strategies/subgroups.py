@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import isqrt
 
 from autodist.placement.group import Group
+from autodist.placement.partitioning import even_sizes
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import workers_with_replicas
 from autodist.strategies.loads import worker_bandwidths
-from autodist.strategies.partitioning import even_sizes
 from autodist.synchronizers import Subgroups
 
 LEAST_WORKERS = 4

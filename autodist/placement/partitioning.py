@@ -29,6 +29,18 @@ class Partitioning:
         return (*whole[: self.axis], self.sizes[shard], *whole[self.axis + 1 :])
 
 
+def even_sizes(length: int, shards: int) -> tuple[int, ...]:
+    """Returns lengths of at most `shards` shards that differ by at most one; no more shards than indices.
+
+    >>> even_sizes(7, 3)
+    (3, 2, 2)
+    >>> even_sizes(2, 3)
+    (1, 1)
+    """
+    count = min(length, shards)
+    return tuple(length // count + (index < length % count) for index in range(count))
+
+
 WHOLE = "/whole"
 """Suffix of the variable that concatenates the shards, after the name of the partitioned variable."""
 

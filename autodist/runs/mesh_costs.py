@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
+from math import prod
 
 import tensorflow as tf
 
@@ -16,17 +17,21 @@ from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.names import node_of
 from autodist.graph.partial_count import PartialCount
+from autodist.graph.parts import Variable
 from autodist.graph.step import CapturedStep, PlacedStep
 from autodist.kernels import KERNELS, Context, run_pipeline
 from autodist.kernels.place.slots import find_slots
 from autodist.kernels.shard.copy_for_places import CopyForPlaces
 from autodist.kernels.shard.lower import is_sent_whole, piece_lengths
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
+from autodist.placement.partitioning import Partitioning, even_sizes
 from autodist.proto import strategy_pb2
 from autodist.runs.stage_costs import Link, Rewriting
+from autodist.sharding import WHOLE, Sharding
 from autodist.strategies import SyncedVariable, link_bytes, synced_variables
-from autodist.strategies.mesh_table import GRADIENT_SUM, CollectiveFigures, MeshFigures, part_figures
-from autodist.synchronizers import mesh_of
+from autodist.strategies.mesh_table import GRADIENT_SUM, SLICES, CollectiveFigures, MeshFigures, part_figures
+from autodist.strategies.nodes import partitioned_node
+from autodist.synchronizers import mesh_of, partitioning_of, synchronizers_of, with_owners_in_row
 
 _SENDS_NOTHING = (ReshardKind.SLICE, ReshardKind.INDEX)
 
@@ -110,8 +115,21 @@ class MeshCosts:
 
     @property
     def held_at_place(self) -> int:
-        """The bytes of variables that the first device of a worker holds, slots included."""
-        return sum(variable.byte_size for variable in self.sharded.variables)
+        """The bytes of variables that the first device of a worker holds, slots included; the longest slices."""
+        return sum(self._held_of(variable, 0) for variable in self.sharded.variables)
+
+    @cached_property
+    def shardings(self) -> dict[str, Sharding]:
+        """The shardings of the divided variables, with the data axis."""
+        found = dict(self.sharded.shardings)
+        for variable in self.sharded.variables:
+            holder = self.sharded.holders.get(variable.name)
+            if holder is not None and holder.axis is not None:
+                whole = Sharding((WHOLE,) * len(variable.shape))
+                own = found.get(variable.name, whole)
+                axes = (*own.axes[holder.axis], self.strategy.mesh.data)
+                found[variable.name] = own.with_axes(holder.axis, axes)
+        return found
 
     def held(self, worker: int) -> int:
         """Returns the bytes of variables that a worker holds, slots included."""
@@ -120,8 +138,19 @@ class MeshCosts:
         for variable in self.sharded.variables:
             sharding = self.sharded.shardings.get(variable.name)
             axes = [axis for along in sharding.axes for axis in along] if sharding is not None else []
-            total += variable.byte_size * len({mesh.index(place, axes) for place in places})
+            total += self._held_of(variable, worker) * len({mesh.index(place, axes) for place in places})
         return total
+
+    def _held_of(self, variable: Variable, worker: int) -> int:
+        """Returns the bytes of a part of a variable that a worker holds, all of it or its slices."""
+        holder = self.sharded.holders.get(variable.name)
+        if holder is None:
+            return variable.byte_size
+        # The holders are those in the row of the first worker.
+        row = Context(self.strategy, 0).replicas
+        alike = {row[rank].worker for rank in Context(self.strategy, worker).local_replicas}
+        slices = (one for one in holder.slices if alike & {*one.group.workers})
+        return sum(prod(one.shape) * variable.dtype.size for one in slices)
 
     @property
     def _workers(self) -> list[int]:
@@ -189,7 +218,7 @@ class MeshCosts:
             mesh=str(mesh),
             places=mesh.size,
             workers=len(self._workers),
-            variables=part_figures(mesh, self.captured, self.sharded.shardings, origins, find_slots(self.captured)),
+            variables=part_figures(mesh, self.captured, self.shardings, origins, find_slots(self.captured)),
             held=max(map(self.held, self._workers)),
             collectives=tuple(self._collective_figures()),
             examples=self.examples,
@@ -208,11 +237,15 @@ class MeshCosts:
             by_kind.setdefault(key, []).extend(size for (source, _), size in sizes if source == first)
         for (kind, axes), found in by_kind.items():
             yield CollectiveFigures(kind, axes, calls[kind, axes], PartialCount.of(found))
-        sent = [sum(count for (source, _), count in links.items() if source == 0) for links in self.sums.values()]
-        if any(sent):
-            is_least = any(v.is_sparse and v.name not in self.rows for v in synced_variables(self.sharded))
-            count = sum(map(bool, sent))
-            yield CollectiveFigures(GRADIENT_SUM, (self.strategy.mesh.data,), count, PartialCount(sum(sent), is_least))
+        in_slices = {node.variable for node in self.strategy.nodes if node.shards}
+        for kind in (GRADIENT_SUM, SLICES):
+            variables = [name for name in self.sums if (name in in_slices) is (kind == SLICES)]
+            sent = [sum(n for (source, _), n in self.sums[name].items() if source == 0) for name in variables]
+            if any(sent):
+                of_kind = [v for v in synced_variables(self.sharded) if v.name in variables]
+                is_least = any(v.is_sparse and v.name not in self.rows for v in of_kind)
+                total = PartialCount(sum(sent), is_least)
+                yield CollectiveFigures(kind, (self.strategy.mesh.data,), sum(map(bool, sent)), total)
 
     def _links_of(self, one: Collective) -> Iterator[tuple[Link, int | None]]:
         """Yields the sender and the receiver of each message of a collective, and its bytes."""
@@ -234,7 +267,7 @@ class MeshCosts:
         return Counter(self.strategy.mesh.places[place].worker for place in row)
 
     def _summed(self, part: SyncedVariable, node: strategy_pb2.VariableNode, rows: int) -> dict[Link, int]:
-        """Returns the bytes by which the workers of each row along the data axis sum the gradients of a variable.
+        """Returns the bytes by which the workers of each row along the data axis sum its gradients and send its slices.
 
         Workers with several parts of the variable sum the gradient of each.
         """
@@ -252,7 +285,7 @@ class MeshCosts:
             config.CopyFrom(self.strategy.graph_config)
             del config.replicas[:]
             config.replicas.extend(places[place] for place in row)
-            found.update(link_bytes(part, node, config, rows))
+            found.update(link_bytes(part, _in_row(node, part, summed[0]), config, rows))
         return dict(found)
 
 
@@ -260,6 +293,16 @@ def _with_shapes(step: PlacedStep, shapes: Mapping[str, Sequence[int]]) -> tf.Gr
     """Returns the graph of a step, with the shapes that follow from those of its inputs."""
     wanted = {*map(node_of, step.outputs), *step.targets} or step.named
     return with_inferred_shapes(step, sorted(wanted), shapes)
+
+
+def _in_row(node: strategy_pb2.VariableNode, part: SyncedVariable, row: Sequence[int]) -> strategy_pb2.VariableNode:
+    """Returns the node of a part of a variable in a row of workers."""
+    own = with_owners_in_row(strategy_pb2.Strategy(nodes=[node]), row).nodes[0]
+    partitioning = partitioning_of(own)
+    if partitioning is None:
+        return own
+    sizes = even_sizes(part.shape[partitioning.axis], len(partitioning.sizes))
+    return partitioned_node(own.variable, Partitioning(partitioning.axis, sizes), synchronizers_of(own)[: len(sizes)])
 
 
 def mesh_costs(

@@ -21,6 +21,7 @@ from autodist.synchronizers.reading import (
     stages_of,
     synchronizer_of,
     synchronizers_of,
+    with_owners_in_row,
 )
 from autodist.synchronizers.subgroups import Subgroups
 from autodist.synchronizers.traffic import Piece, Sent
@@ -46,4 +47,5 @@ __all__ = [
     "stages_of",
     "synchronizer_of",
     "synchronizers_of",
+    "with_owners_in_row",
 ]

@@ -123,6 +123,22 @@ def placement_of(strategy: strategy_pb2.Strategy) -> Placement:
     )
 
 
+def with_owners_in_row(strategy: strategy_pb2.Strategy, row: Sequence[int]) -> strategy_pb2.Strategy:
+    """Returns the strategy of a mesh with workers as owners, in place of coordinates along the data axis.
+
+    Args:
+        strategy: a strategy with a mesh.
+        row: the workers of a row along the data axis, by their coordinates.
+    """
+    made = strategy_pb2.Strategy()
+    made.CopyFrom(strategy)
+    for node in made.nodes:
+        for part in parts_of(node):
+            if part.HasField("parameter_server"):
+                part.parameter_server.owner = row[part.parameter_server.owner]
+    return made
+
+
 def mesh_of(strategy: strategy_pb2.Strategy) -> Mesh:
     """Returns the mesh of a strategy."""
     return Mesh(tuple(Axis(axis.name, axis.size) for axis in strategy.mesh.axes))

@@ -81,9 +81,10 @@ def _with_strategy(step: CapturedStep, context: Context) -> Annotations:
     """
     assert context.mesh is not None, "only a mesh has shardings"
     given = step.annotations or Annotations({})
-    variables = dict(given.variables)
+    data = context.strategy.mesh.data  # the nodes of the strategy divide variables along it
+    variables = {name: replace(one, sharding=one.sharding.without([data])) for name, one in given.variables.items()}
     for one in context.strategy.mesh.variables:
-        own = Constraint(Sharding.parse(one.sharding), Origin(one.origin), context.mesh)
+        own = Constraint(Sharding.parse(one.sharding).without([data]), Origin(one.origin), context.mesh)
         other = variables.setdefault(one.variable, own)
         is_open = all(dim == OPEN for dim in own.sharding.dims)
         if not is_open and other.origin != own.origin and other.sharding.dims[: own.sharding.rank] != own.sharding.dims:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import tensorflow as tf
 
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.step import ReplicatedStep, StepWithOwners
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import DIRECT_BYTES, Communicator
 from autodist.kernels.shard.local_reshards import reduced
 from autodist.kernels.shard.reshards import Reshard, ReshardKind, set_index, source_of
-from autodist.placement.group import Group, Place
-from autodist.placement.holder import Holder
-from autodist.sharding import Sharding
+from autodist.placement.group import Group
 
 _Length = TypeVar("_Length", int, tf.Tensor)
 
@@ -35,6 +32,7 @@ class LowerReshards(Kernel[ReplicatedStep, ReplicatedStep]):
     name: ClassVar[str] = "lower-reshards"
     after: ClassVar[Mapping[str, str]] = {
         "replicate": "it copies the reshard nodes of the compute part for each replica",
+        "parameter-servers": "it finds the owners that run a reshard node by the operands of the node",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
@@ -44,73 +42,12 @@ class LowerReshards(Kernel[ReplicatedStep, ReplicatedStep]):
         for name, node in step.graph_index.nodes.items():
             if (reshard := Reshard.of(node)) is not None:
                 _lower(editor, step, context, name, reshard)
-        _signal_writes(editor, step, context)
-        holders = holders_of_shardings(step, context)
-        for name, holder in holders.items():
-            for handle, coordinate in _handles(step, name):
-                place = context.strategy.mesh.places[context.place_of(0, coordinate)]
-                own = next(one for one in holder.slices if Place(place.worker, place.device) in one.group.places)
-                editor[handle].attr["shared_name"].s += own.name.encode()
-        return editor.to_step(holders={**step.holders, **holders})
+        return editor.to_step()
 
 
-def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Context) -> None:
-    """Makes writes of divided variables wait until all members of a row begin the step; its end waits for all writes.
-
-    Between two steps, a worker may therefore read the parts of the others: all are of the same step.
-    """
-    assert context.mesh is not None, "only a mesh divides variables"
-    divided = {handle for name in step.shardings for handle, _ in _handles(step, name)}
-    writes = [name for name, effect in step.graph_index.effects.items() if effect.writes & divided and name in editor]
-    group = _group_of(context.mesh.row(context.place_of(0, 0), context.model_axes), context)
-    others = [worker for worker in group.workers if worker != context.worker]
-    if not writes or not others:
-        return
-    key = f"written_parts/{digest(';'.join(sorted(step.shardings)))}"
-    with editor.subgraph(key) as f, tf.device(context.cpu(context.worker)):
-        exchange, token = Communicator(f, context, key, group), tf.constant(True)
-        exchange.broadcast("begun", [token])
-        begun = exchange.receive_each("begun", {worker: [token] for worker in others})
-        exchange.broadcast("written", [token], after=writes)
-        exchange.receive_each("written", {worker: [token] for worker in others})
-        names = [node_of(f.name(tensors[0])) for tensors in begun.values()]
-    editor.run(exchange.effects)
-    for name in writes:
-        editor.add_control(name, names)
-
-
-def _handles(step: ReplicatedStep, name: str) -> Iterator[tuple[str, int]]:
-    """Yields the handles of this worker's parts of a variable, each with the position of its coordinate."""
-    handle = step.by_name[name].handle
-    yield handle, 0
-    yield from ((copy, coordinate) for copy, (coordinate, copied) in step.parts.items() if copied == handle)
-
-
-def _group_of(row: Sequence[int], context: Context) -> Group:
+def group_of(row: Sequence[int], context: Context) -> Group:
     """Returns the group of the workers of some places."""
     return Group.of_workers(context.strategy.mesh.places[place].worker for place in row)
-
-
-def holders_of_shardings(step: StepWithOwners, context: Context) -> dict[str, Holder]:
-    """Returns the holders of a step's divided variables, by name."""
-    return {name: _holder(step, context, name, sharding) for name, sharding in step.shardings.items()}
-
-
-def _holder(step: StepWithOwners, context: Context, name: str, sharding: Sharding) -> Holder:
-    """Returns the holder of a divided variable: each part is held by the places with the same coordinates."""
-    mesh, places = context.mesh, context.strategy.mesh.places
-    assert mesh is not None, "only a mesh divides variables"
-    counts = [mesh.count(axes) for axes in sharding.axes]
-    used = [axis for axes in sharding.axes for axis in axes]
-    members: dict[int, list[Place]] = {}
-    for place in mesh.coordinates:
-        part = 0
-        for axes, count in zip(sharding.axes, counts, strict=True):
-            part = part * count + mesh.index(place, axes)
-        members.setdefault(part, []).append(Place(places[place].worker, places[place].device))
-    shape = [n * count for n, count in zip(step.by_name[name].shape, counts, strict=True)]
-    assert len(members) == mesh.count(used), "a part for each coordinate on the axes that divide the variable"
-    return Holder.divided(shape, counts, [Group(tuple(members[part])) for part in sorted(members)])
 
 
 def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Context, name: str, how: Reshard) -> None:
@@ -123,7 +60,7 @@ def _lower(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Co
     if how.kind is ReshardKind.INDEX:
         set_index(node, row.index(place))
         return
-    group = _group_of(row, context)
+    group = group_of(row, context)
     # Workers may have several rows in common, which differ on the other axes.
     index = context.mesh.index(place, [axis for axis in context.model_axes if axis not in how.axes])
     key = f"{captured}/{replica}" + (f"/{index}" if index else "")

@@ -19,6 +19,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
+from autodist.kernels.shard.holders import holder_of_part
 from autodist.kernels.shard.partials import Operand, Passed, passed_on
 from autodist.kernels.shard.propagate import Axes, Shardings, dividing, members_of, unused
 from autodist.kernels.shard.resharded_flows import ReshardedFlows
@@ -96,7 +97,10 @@ class _Partition:
         return self.editor.to_step(
             variables=(*map(self._variable, self.step.variables), *self._copies.variables),
             shardings=divided,
-            holders={name: one for name, one in self.step.holders.items() if name not in divided},
+            holders={
+                name: holder_of_part(one, self._variable(self.step.by_name[name]))
+                for name, one in self.step.holders.items()
+            },
             gradients=tuple(self._gradient(g) for g in self.step.gradients),
             gradient_calls=tuple(self._call(c) for c in self.step.gradient_calls),
             flows=ReshardedFlows(self.flows, self.source_of, frozenset(self._added)),

@@ -31,9 +31,11 @@ from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
+from autodist.kernels.shard.holders import HoldOnMesh
 from autodist.placement.partitioning import Partitioning, part_name, shard_name
 from autodist.proto import strategy_pb2
 from autodist.sharding import Mesh, Sharding
+from autodist.strategies.mesh_data import nodes_in_slices
 from autodist.synchronizers import mesh_of
 from tests.unit.kernels.without_stacks import without_stacks
 
@@ -112,6 +114,10 @@ def on_mesh(
     workers = math.prod(sizes.values()) // devices
     strategy = plan(step, workers, devices, **options)
     strategy.graph_config.workers = workers
+    shardings = {name: Sharding.parse(text) for name, text in layouts.items()}
+    for node in strategy.nodes if data in sizes else ():
+        if node.variable in shardings and data in shardings[node.variable].used():
+            node.CopyFrom(nodes_in_slices(step, shardings, data, range(sizes[data]))[node.variable])
     strategy.mesh.CopyFrom(
         strategy_pb2.Mesh(
             axes=[strategy_pb2.MeshAxis(name=name, size=size) for name, size in sizes.items()],
@@ -129,12 +135,13 @@ def on_mesh(
 def rewritten(
     captured: CapturedFunction, strategy: strategy_pb2.Strategy, kernels: Sequence[Kernel] = KERNELS
 ) -> list[Step]:
-    """Returns the step of every worker.
+    """Returns the step of every worker, with the holders that variables have within it.
 
     The steps of workers differ only from Replicate on, or from PlaceStages on in a pipeline, as the records in
     `tests/replay` show. The kernels before run once, which saves a third of the time, or two thirds.
     """
     first = Context(strategy, 0)
+    kernels = [one for one in kernels if not isinstance(one, HoldOnMesh)]
     apart = PlaceStages if first.goes_through_stages(captured.step) else Replicate
     alike = (
         ()
@@ -211,8 +218,10 @@ class Session:
         names = [v.name for v in captured.step.variables]
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
         first = self.items[0]
-        self.cuts = {name: cut for name, cut in first.partitionings.items() if name not in first.shardings}
+        self.cuts = first.partitionings
         initial = in_shards(whole, self.cuts)
+        if strategy.HasField("mesh"):  # `_part` divides whole values
+            initial |= whole
         self.graph = ImportedGraph()
         self._transfers = [transfers_of(item.graph_def) for item in self.items]
         for worker, item in enumerate(self.items):
@@ -252,7 +261,11 @@ class Session:
             session.run([self._assign, self._initializers])
             outputs = [self._step(batch, limit_ms) for batch in batches]
             read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
-            return Trained(session.run(read), outputs, self.cuts, self.items[0].shardings, self.strategy)
+            values, shardings = session.run(read), self.items[0].shardings
+            if not self.strategy.HasField("mesh"):
+                return Trained(values, outputs, self.cuts, shardings, self.strategy)
+            in_rows = [values_in_row(values, Context(self.strategy, k), self.cuts) for k in range(len(values))]
+            return Trained(in_rows, outputs, {}, shardings, self.strategy)
 
     def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
         """Runs one step from the script's values; returns the tensors `names` of it ("worker_0/x:0")."""
@@ -322,6 +335,12 @@ class Session:
     def _part(self, worker: int, name: str, values: Values) -> np.ndarray:
         """The value of a variable, or of the part that a worker holds on a mesh under a name."""
         step, context, whole = self.items[worker], Context(self.strategy, worker), self._whole(worker, name)
+        for variable, cut in self.cuts.items() if context.mesh is not None else ():
+            shards = [shard_name(variable, k) for k in range(len(cut.sizes))]
+            if whole in shards:
+                sharding, value = step.shardings.get(variable), values[variable]
+                part = value if sharding is None else part_of(value, sharding, context.mesh, context.coordinates[0])
+                return np.split(part, cut.starts[1:], cut.axis)[shards.index(whole)]
         sharding = step.shardings.get(whole)
         if sharding is None or context.mesh is None:
             return values[whole]
@@ -373,6 +392,18 @@ def joined(parts: Sequence[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.nd
         starts = [mesh.index(place, names) * n for names, n in zip(sharding.axes, part.shape, strict=True)]
         whole[tuple(slice(start, start + n) for start, n in zip(starts, part.shape, strict=True))] = part
     return whole
+
+
+def values_in_row(values: Sequence[Values], context: Context, cuts: Mapping[str, Partitioning]) -> Values:
+    """The variables of a worker on a mesh, with the slices of all workers of its row joined."""
+    row = [values[worker] for worker in context.group.workers]
+    found = dict(values[context.worker])
+    for name, cut in cuts.items():
+        shards = [shard_name(name, k) for k in range(len(cut.sizes))]
+        held = [[mine[shard] for mine in row if shard in mine] for shard in shards]
+        assert all(len(copies) == 1 for copies in held), f"{name}: each slice has one owner in a row"
+        found[name] = np.concatenate([copy for (copy,) in held], cut.axis)
+    return found
 
 
 def in_shards(values: Values, cuts: Mapping[str, Partitioning]) -> Values:

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.placement.group import Group
-from autodist.placement.partitioning import Partitioning
+from autodist.placement.partitioning import Partitioning, even_sizes
 from autodist.proto import strategy_pb2
 from autodist.strategies import SyncedVariable, link_bytes, sums_by_worker, traffic
 from autodist.strategies.nodes import partitioned_node, pieces, whole_node
-from autodist.strategies.partitioning import even_sizes
 
 AllReduce, ParameterServer = strategy_pb2.AllReduce, strategy_pb2.ParameterServer
 CONFIG = strategy_pb2.GraphConfig(replicas=[strategy_pb2.Replica(worker=w) for w in (0, 1, 2)], workers=4)

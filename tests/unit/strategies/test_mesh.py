@@ -91,7 +91,7 @@ def test_layouts_in_a_file(tmp_path, step):
         ("mesh: {a: -1, b: -1}", "One may be -1"),
         ("mesh: {model: 2}\n  variables: {up/kernel: {sharding: [modle]}}", "the mesh has the axes model"),
         ("mesh: {model: 2}\n  variables: {up/kernel: {sharding: [model, model]}}", "'model' twice"),
-        ("mesh: {data: 2}\n  variables: {up/kernel: {sharding: [data]}}", "axis of the batch"),
+        ("mesh: {data: 2}\n  prefetch: 2", "prefetch"),
         ("mesh: {model: 2}\n  variables: {up/kernel: {synchronizer: PS}}", "only setting of a pattern is sharding"),
     ],
 )

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src.distribution.distribution_lib import Distribution  # the base class, which Keras does not export
 
-from autodist.capture.keras.distribution.layouts import Layouts, describe_missing, describe_undivided, layouts_of
+from autodist.capture.keras.distribution.layouts import Layouts, describe_missing, layouts_of
 from autodist.capture.keras.distribution.meshes import describe_mesh
 from autodist.capture.keras.distribution.run_settings import RunSettings, current_run
 from autodist.capture.keras.distribution.variables import REMOVE, KerasVariable, made_under
@@ -196,7 +196,7 @@ def warn_of_layouts(distribution: Any, layouts: Layouts, variables: Iterable[Ker
     if distribution in _warned:
         return
     _warned.add(distribution)
-    for message in (*describe_missing(layouts, variables), *describe_undivided(layouts)):
+    for message in describe_missing(layouts, variables):
         log.warning("%s", message, extra=ALIKE_EVERYWHERE)
 
 

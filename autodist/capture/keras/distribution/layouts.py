@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -36,7 +36,6 @@ class Layouts:
         variables: one for each variable; None: it has no layout, and is open.
         outputs: by key of the LayoutMap, those of the outputs of layers.
         missing: by key, the shardings for variables that do not exist.
-        undivided: the layouts that also name the batch axis, along which variables stay whole; by origin.
     """
 
     mesh: Mesh
@@ -44,7 +43,6 @@ class Layouts:
     variables: tuple[Constraint | None, ...]
     outputs: Mapping[str, Constraint]
     missing: Mapping[str, Constraint] = field(default_factory=dict)
-    undivided: Mapping[str, str] = field(default_factory=dict)
 
 
 def annotations_of(distribution: Any, run: RunSettings | None, sources: Mapping[str, Any]) -> Annotations:
@@ -92,7 +90,7 @@ def layouts_of(
     translation = _Translation(distribution, layout_map, run)
     found = tuple(translation.of_variable(variable) for variable in variables)
     others = [key for key in layout_map if not any(key == path or re.fullmatch(key, path) for path in paths)]
-    outputs = {key: translation.of_key(key) for key in others if key.removesuffix("$").endswith(_OF_OUTPUT)}
+    outputs = {key: translation.of_outputs(key) for key in others if key.removesuffix("$").endswith(_OF_OUTPUT)}
     idle = [key for key in others if key not in outputs] if variables else []
     for key in idle:
         _require_no_slot(key, slots)
@@ -102,7 +100,6 @@ def layouts_of(
         found,
         outputs,
         {key: translation.of_key(key) for key in idle},
-        translation.undivided,
     )
 
 
@@ -134,20 +131,6 @@ def describe_missing(layouts: Layouts, variables: Iterable[KerasVariable]) -> It
         yield f"{capitalised(str(constraint.origin))} matches no variable.{hint}"
 
 
-def describe_undivided(layouts: Layouts) -> Iterator[str]:
-    """Yields a message if layouts of variables name the axis of the batch."""
-    names = [
-        f"{origin}, {axes}"
-        for origin, axes in layouts.undivided.items()
-        if not origin.rstrip("$'").endswith(_OF_OUTPUT)
-    ]
-    if names:
-        yield (
-            f"AutoDist does not divide variables along {layouts.batch_axis!r}, the axis of the batch: each replica "
-            f"holds them whole along it, with the same results ({some_of(names)})."
-        )
-
-
 def key_of(layout_map: Iterable[str], path: str) -> str | None:
     """Returns the key of a LayoutMap for a path: the path itself, else the pattern that matches it all; None: none.
 
@@ -176,7 +159,6 @@ class _Translation:
             raise StrategyError("The LayoutMap has no mesh; make it with one, LayoutMap(device_mesh).")
         self.mesh = mesh_of(self._device_mesh, run)
         self.batch_axis = self._batch_axis(distribution)
-        self.undivided: dict[str, str] = {}
         for key in layout_map:
             _require_pattern(key)
             self.of_key(key)
@@ -199,6 +181,11 @@ class _Translation:
         """Returns the sharding of a key, with the dimensions that its layout names."""
         return self._constraint(self._layout_map[key], _origin(key))
 
+    def of_outputs(self, key: str) -> Constraint:
+        """Returns the sharding of a key of outputs, without the axis of their examples."""
+        constraint = self.of_key(key)
+        return replace(constraint, sharding=constraint.sharding.without([self.batch_axis]))
+
     def of_output(self, layout: Any, origin: str, rank: int) -> Constraint:
         """Returns the sharding of an output, whose first dimension has the examples."""
         constraint = self._constraint(layout, origin)
@@ -213,7 +200,7 @@ class _Translation:
                 f"{capitalised(origin)} has the layout {axes}: it divides another dimension of an output than the "
                 f"first along {self.batch_axis!r}, the axis of the batch. Use another axis of the mesh."
             )
-        dims = (*constraint.sharding.dims, *[WHOLE] * (rank - len(axes)))
+        dims = (*constraint.sharding.without([self.batch_axis]).dims, *[WHOLE] * (rank - len(axes)))
         return Constraint(Sharding(dims, mesh=_MESH), constraint.origin)
 
     def _constraint(self, layout: Any, origin: str, variable: KerasVariable | None = None) -> Constraint:
@@ -230,15 +217,14 @@ class _Translation:
                 f"{variable.path} has {rank} (shape {readable_shape(variable.shape)}). Shorten the layout, or "
                 "change the key."
             )
-        if self.batch_axis in axes:
-            self.undivided[origin] = str(axes)
-        dims = [WHOLE if axis in (None, self.batch_axis) else Dim((axis,)) for axis in axes]
-        for length, dim in zip(variable.shape if variable else (), dims, strict=False):
-            if length % self.mesh.count(dim.axes):
+        dims = [WHOLE if axis is None else Dim((axis,)) for axis in axes]
+        for length, axis in zip(variable.shape if variable else (), axes, strict=False):
+            parts = self.mesh.count([axis] if axis not in (None, self.batch_axis) else [])
+            if length % parts:
                 raise StrategyError(
                     f"{capitalised(origin)}, {axes}, divides a dimension of {length} elements of the variable "
-                    f"{variable and variable.path} into {self.mesh.count(dim.axes)} parts, which are not equal. Change "
-                    "the layout, the layer or the size of the axis."
+                    f"{variable and variable.path} into {parts} parts, which are not equal. Change the layout, the "
+                    "layer or the size of the axis."
                 )
         return Constraint(Sharding((*dims, *[WHOLE] * (rank - len(dims))), mesh=_MESH), Origin(origin))
 

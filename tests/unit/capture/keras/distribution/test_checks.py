@@ -124,8 +124,6 @@ def test_the_layouts_of_a_models_variables_are_checked(caplog: pytest.LogCapture
     assert caplog.messages == [
         "The layout-map key 'hidden/kernel' matches no variable. The path outer/hidden/kernel begins with the name of "
         "the model: write '.*/hidden/kernel'.",
-        "AutoDist does not divide variables along 'batch', the axis of the batch: each replica holds them whole along "
-        "it, with the same results (the layout-map key '.*bias', ('batch',)).",
     ]
 
 

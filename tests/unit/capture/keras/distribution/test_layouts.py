@@ -15,7 +15,6 @@ from keras.distribution import DeviceMesh, LayoutMap, ModelParallel, TensorLayou
 from autodist.capture.keras.distribution.layouts import (
     annotations_of,
     describe_missing,
-    describe_undivided,
     key_of,
     layouts_of,
 )
@@ -61,7 +60,7 @@ def test_axes_divide_dimensions_and_all_others_stay_whole_as_written() -> None:
     ]
     assert of(layouts, *variables) == {
         "dense/kernel": "[–, model] by the layout-map key 'dense/kernel'",
-        "tied/embeddings": "[model, –] by the layout-map key '.*/embeddings'",
+        "tied/embeddings": "[model, batch] by the layout-map key '.*/embeddings'",
         "norm/scale": "[–] by the layout-map key 'norm/scale'",
         "conv/kernel": "[model, –, –] by the layout-map key 'conv/.*'",
         "dense/bias": "open",
@@ -93,7 +92,6 @@ def test_keys_of_outputs_are_apart_and_are_not_reported() -> None:
     layouts = layout_map(**{".*/output": ("batch", None, "model"), "dense/kernel": (None, "model")})
     found = layouts_of(layouts, FOUR, [variable("dense/kernel", 6, 4)])
     assert {key: str(one.sharding) for key, one in found.outputs.items()} == {".*/output": "[–, –, model]"}
-    assert [*describe_undivided(found)] == []
     assert found.missing == {}
 
 
@@ -219,7 +217,7 @@ def test_a_mesh_of_its_own_that_is_alike_is_the_same_mesh() -> None:
     assert of(layouts, variable("kernel", 6, 4)) == {"kernel": "[–, model] by the layout-map key 'kernel'"}
 
 
-def test_the_layout_maps_of_keras_hub_cut_kernels_over_the_model_axis_alone() -> None:
+def test_the_layout_maps_of_keras_hub_cut_kernels_over_both_axes() -> None:
     layouts = layout_map(**{
         "token_embedding/embeddings": ("model", "batch"),
         "transformer_layer.*self_attention.*(query|key|value).kernel": ("model", "batch", None),
@@ -227,11 +225,8 @@ def test_the_layout_maps_of_keras_hub_cut_kernels_over_the_model_axis_alone() ->
     })  # fmt: skip
     attention, gate = "transformer_layer_0/self_attention/query/kernel", "transformer_layer_0/feedforward_gate_dense"
     found = layouts_of(layouts, FOUR, [variable(attention, 8, 2, 4), variable(f"{gate}/kernel", 8, 16)])
-    assert [str(one and one.sharding) for one in found.variables] == ["[model, –, –]", "[–, model]"]
+    assert [str(one and one.sharding) for one in found.variables] == ["[model, batch, –]", "[batch, model]"]
     assert [*found.missing] == ["token_embedding/embeddings"]
-    assert len(found.undivided) == 3
-    (message,) = describe_undivided(found)
-    assert "the layout-map key 'token_embedding/embeddings', ('model', 'batch')" in message
 
 
 def test_parts_of_different_lengths_are_refused_with_the_variable_and_the_key() -> None:

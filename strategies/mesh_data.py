@@ -1,0 +1,79 @@
+"""Variables that the data axis of a mesh divides: each place of a row holds a slice of its part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autodist.logs.formatting import listed
+from autodist.options.fields import OptionError
+from autodist.placement.partitioning import Partitioning, even_sizes
+from autodist.proto import strategy_pb2
+from autodist.sharding import Mesh, Sharding
+from autodist.strategies.fsdp import WITHOUT_COPIES, layers_of_use
+from autodist.strategies.nodes import node_of
+from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+
+
+def nodes_in_slices(
+    step: GraphLike, shardings: Mapping[str, Sharding], data: str, owners: Sequence[int]
+) -> dict[str, strategy_pb2.VariableNode]:
+    """Returns the nodes of the trained variables that the data axis divides, by name.
+
+    The parameters of a layer are gathered shortly before the layer computes, as by the builder `FSDP`. A variable has
+    at most as many slices as elements along the dimension; their lengths differ by one at most.
+
+    Args:
+        step: the captured step.
+        shardings: of variables, by name.
+        data: the data axis.
+        owners: the coordinates of the owners along the data axis.
+    """
+    found: dict[str, tuple[SyncedVariable, int]] = {}
+    for variable in synced_variables(step):
+        axes = shardings[variable.name].axes if variable.name in shardings else ()
+        along = next((k for k, names in enumerate(axes) if data in names), None)
+        if along is not None:
+            found[variable.name] = variable, along
+    layers = layers_of_use(step, [variable for variable, _ in found.values()])
+    nodes = {}
+    for name, (variable, along) in found.items():
+        sizes = even_sizes(variable.shape[along], len(owners))
+        servers = [WITHOUT_COPIES.parameter_server(owner) for owner, _ in zip(owners, sizes, strict=False)]
+        for server in servers:
+            server.layer = layers[name]
+        nodes[name] = node_of(name, Partitioning(along, sizes) if len(sizes) > 1 else None, servers)
+    return nodes
+
+
+def owners_in_rows(mesh: Mesh, workers: Sequence[int], data: str) -> list[int]:
+    """Returns the coordinates along the data axis at which each row of a mesh has another worker.
+
+    Args:
+        mesh: the mesh.
+        workers: the worker of each place.
+        data: the data axis.
+
+    Raises:
+        OptionError: a worker has places in two rows, or the workers of two rows have different numbers of places.
+    """
+    rows = dict.fromkeys(mesh.row(place, [data]) for place in range(mesh.size))
+    if sum(len({workers[place] for place in row}) for row in rows) > len(set(workers)):
+        raise OptionError(
+            "mesh",
+            f"a layout divides a variable along {data!r}, and a worker of the mesh {mesh} has devices that differ on "
+            "other axes. Start a worker for each device: set `workers` or `gpus_per_worker`, or pass --workers.",
+        )
+    firsts = {tuple(_firsts([workers[place] for place in row])) for row in rows}
+    if len(firsts) > 1:
+        raise OptionError(
+            "mesh",
+            f"a layout divides a variable along {data!r}, but the workers of the mesh {mesh} have different numbers of "
+            f"devices along it, at the coordinates {listed(str(list(one)) for one in sorted(firsts))}. Start workers "
+            "with equal numbers of devices.",
+        )
+    return list(firsts.pop())
+
+
+def _firsts(workers: Sequence[int]) -> list[int]:
+    """Returns the position of each worker that differs from those before it."""
+    return [k for k, worker in enumerate(workers) if worker not in workers[:k]]
