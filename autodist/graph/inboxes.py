@@ -33,8 +33,7 @@ class Inbox:
     @classmethod
     def of(cls, node: NodeDef) -> Inbox:
         """Returns the inbox of a queue's node, which has the attribute `SOURCE`."""
-        dtypes = tuple(tf.as_dtype(kind) for kind in node.attr["component_types"].list.type)
-        shapes = tuple(tf.TensorShape(shape) for shape in node.attr["shapes"].list.shape)
+        dtypes, shapes = _types_of(node)
         return cls(
             node.attr["shared_name"].s.decode(), node.attr[SOURCE].i, dtypes, shapes or None, node.attr["capacity"].i
         )
@@ -58,6 +57,12 @@ class Inbox:
             node.attr["shapes"].list.shape.extend(shape.as_proto() for shape in self.shapes)
 
 
+def _types_of(node: NodeDef) -> tuple[tuple[tf.DType, ...], tuple[tf.TensorShape, ...]]:
+    """Returns the dtypes and shapes of a queue's components; no shapes if they are not all known."""
+    dtypes = tuple(tf.as_dtype(kind) for kind in node.attr["component_types"].list.type)
+    return dtypes, tuple(tf.TensorShape(shape) for shape in node.attr["shapes"].list.shape)
+
+
 def inboxes_of(graph_def: tf.compat.v1.GraphDef) -> dict[str, Inbox]:
     """Returns the inboxes of a step, by name."""
     found = (Inbox.of(node) for node in graph_def.node if node.op == "FIFOQueueV2" and SOURCE in node.attr)
@@ -75,10 +80,10 @@ def name_by_type(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.
         name = node.attr["shared_name"].s.decode() if node.op == "FIFOQueueV2" else ""
         if name.startswith(prefix):
             tag, source, to = name.rsplit("/", 2)
-            inbox = Inbox.of(node)
-            types = "_".join(one.name for one in inbox.dtypes)
-            shapes = "_".join(map(str, inbox.shapes or ()))
-            node.attr["shared_name"].s = f"{tag}/{types}{shapes}/{source}/{to}".encode()
+            # Not `Inbox.of`: to read the source of an outbox would add the attribute, and make it an inbox.
+            dtypes, shapes = _types_of(node)
+            types = "_".join(one.name for one in dtypes) + "_".join(map(str, shapes))
+            node.attr["shared_name"].s = f"{tag}/{types}/{source}/{to}".encode()
     return named
 
 
