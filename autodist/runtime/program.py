@@ -17,11 +17,14 @@ from autodist.batch.examples import require_even, require_examples, uneven
 from autodist.graph.inboxes import inboxes_of
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenSharesRequired
-from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, Step
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, ReplicatedStep, Step
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.repeated import StepTensors, can_repeat, repeated
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # options of the C library's mallopt
+_UNMAPPED_BYTES = 1 << 20
 
 RunOptions = Any
 """`tf.compat.v1.RunOptions`, for which TensorFlow has no types."""
@@ -40,6 +43,8 @@ class Program:
     """
 
     def __init__(self, graph_runners: GraphRunners, step: Step, inputs: Sequence[str], updates: Updates) -> None:
+        if isinstance(step, ReplicatedStep) and step.gathered_reads:
+            unmap_freed_blocks()
         graph_runner, prefix = graph_runners.add(step.graph_def)
         present = {node.name for node in step.graph_def.node}
         graph_runners.initialize(graph_runner, {key: prefix + name for key, name in step.initializers.items()})
@@ -201,6 +206,18 @@ def collect_and_trim() -> None:
     """Collects garbage, for example graphs in reference cycles, and trims the heaps."""
     gc.collect()
     trim_heaps()
+
+
+def unmap_freed_blocks() -> None:
+    """Makes the C library return each freed block of at least 1 MiB to the system at once.
+
+    By default it keeps blocks of up to 32 MiB in a heap for each thread. For a step that frees gathered parameters and
+    activations, these heaps can take several times the memory of the tensors. Has an effect only with glibc.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, _UNMAPPED_BYTES)
+        set_option(_TRIM_THRESHOLD, 2 * _UNMAPPED_BYTES)
 
 
 def trim_heaps() -> None:

@@ -18,6 +18,7 @@ from autodist.kernels.communicate.buckets import PACK_BYTES, Bucket, key_of, mak
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup, group_writes, rank_writes
 from autodist.kernels.communicate.node_assignment import EVERYWHERE, NOBODY
+from autodist.kernels.communicate.pace_gathers import PacedGathers
 from autodist.kernels.communicate.read_messages import ReadMessages
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.remote_reads import group_reads
@@ -74,6 +75,7 @@ class _Servers:
         self.needed = self.part.needed()
         self.read_groups = group_reads(step, self.owner, context, self.part.runs)
         self.versions = Versions(step, self.owner, self.reductions, self.read_groups, context)
+        self.gathers = PacedGathers(step)
         self.values = ValueMessages(step, context, self.editor, self.owner)
 
     def run(self) -> ReplicatedStep:
@@ -126,6 +128,8 @@ class _Servers:
             values = bucket.unpack(f, reduce_to_mean(parts)) if parts else []
         for pending, value in zip(bucket.reductions, values, strict=False):
             self.results.set_result(pending, [f.name(value)])
+        if values and self.gathers.pace(bucket):
+            self.gathers.wait(self.editor, bucket, node_of(f.name(values[0])))
         self.editor.run(exchange.effects)
 
     def _send_rows(self, pending: PendingReduction, owner: int, reads: Sequence[str]) -> None:

@@ -129,3 +129,71 @@ def test_training_on_several_workers_has_the_numbers_of_one_device(
             assert kept.keys() == expected.keys()
             for name, value in expected.items():
                 np.testing.assert_allclose(kept[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+MEMORY = """
+import ctypes
+import keras
+
+WIDTH, LAYERS = 768, 12
+LAYER = 4 * WIDTH * WIDTH * 4  # bytes
+
+class Counts(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
+
+c = ctypes.CDLL(None)
+c.mallinfo2.restype = Counts
+
+def mapped():  # bytes of blocks that are large enough to have a mapping of their own
+    gc.collect()
+    c.malloc_trim(0)
+    return c.mallinfo2().hblkhd
+
+def resident(key):
+    return int(open("/proc/self/status").read().split(key + ":")[1].split()[0]) << 10
+
+class Block(keras.layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.up, self.down = keras.layers.Dense(2 * WIDTH, "relu"), keras.layers.Dense(WIDTH)
+
+    def call(self, x):
+        return x + self.down(self.up(x))
+
+class Measure(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.held, self.before = mapped() - at_start, resident("VmRSS")
+        open("/proc/self/clear_refs", "w").write("5")  # the peak from now on
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.peak = resident("VmHWM") - self.before
+
+at_start = mapped()
+with ad.scope():
+    x = inputs = keras.Input((WIDTH,))
+    for k in range(LAYERS):
+        x = Block(name=f"block_{k}")(x)
+    model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    model.compile(keras.optimizers.SGD(1e-4), "mse", jit_compile=False)
+    measure = Measure()
+    x = np.zeros((64, WIDTH), "float32")
+    model.fit(x, x[:, :1], batch_size=32, epochs=3, verbose=0, callbacks=[measure])
+    keep(held=measure.held / (LAYERS * LAYER), peak=measure.peak / LAYER)
+"""
+
+
+@pytest.mark.parametrize(("prefetch", "layers"), [(0, 8), (1, 12)])
+def test_a_worker_holds_its_shards_of_parameters_and_a_step_needs_a_few_layers_more(
+    tmp_path: Path, prefetch: int, layers: int
+) -> None:
+    spec = {
+        "nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}],
+        "strategy": {"builder": "FSDP", "prefetch": prefetch},
+    }
+    without_copies = 'os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"'  # oneDNN keeps copies of weights
+    with Training(tmp_path / "run", MEMORY, spec, without_copies, is_forked=False) as run:
+        assert run.wait(240) == 0, run.stderr
+        run.assert_gone()
+        figures = [run.kept(worker) for worker in range(2)]
+    assert all(kept["held"] <= 1 / 2 + 0.02 for kept in figures), figures
+    assert all(kept["peak"] <= layers for kept in figures), figures
