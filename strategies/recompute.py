@@ -12,10 +12,6 @@ from autodist.strategies.variables import GraphLike
 _WITHOUT = {
     "FSDP": "recompute would keep the gathered parameters of the recomputed layers until the backward pass, while FSDP "
     "releases them. Leave recompute out, or use ShardedAllReduce.",
-    **dict.fromkeys(
-        ["Megatron", "Mesh"],
-        "recompute is not supported on a mesh, whose layers exchange tensors in the forward pass. Leave it out.",
-    ),
 }
 """Builders that refuse the option, with the reason."""
 

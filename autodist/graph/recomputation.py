@@ -13,6 +13,9 @@ from autodist.graph.seeds import live_calls
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
+RESHARD = "_autodist_reshard"
+"""Attribute of a node that stands for a transfer between the devices of a mesh, which must not run twice."""
+
 _COPY = "-recomputed"
 _ONE_VALUE_AMONG_SEVERAL = having(Trait.ENTER | Trait.SWITCH | Trait.MERGE | Trait.BACK | Trait.EXIT)
 _OF_LENGTHS_ALONE = having(Trait.BY_SHAPES) & having(Trait.OF_SHAPES)
@@ -80,10 +83,17 @@ def is_repeatable(graph_index: GraphIndex, name: str) -> bool:
 def may_repeat(graph_index: GraphIndex, name: str) -> bool:
     """Returns True if a node may run twice in a step.
 
-    Random ops that advance a state, reads of variables, stateful calls and branches of TensorFlow 1 must not.
+    Random ops that advance a state, reads of variables, stateful calls, branches of TensorFlow 1 and transfers between
+    the devices of a mesh must not.
     """
-    op = graph_index.nodes[name].op
-    return op not in _ONE_VALUE_AMONG_SEVERAL and name not in graph_index.effects and is_stateless(op)
+    node = graph_index.nodes[name]
+    op = node.op
+    return (
+        RESHARD not in node.attr
+        and op not in _ONE_VALUE_AMONG_SEVERAL
+        and name not in graph_index.effects
+        and is_stateless(op)
+    )
 
 
 def backward_passes(step: Step) -> tuple[frozenset[str], ...]:
@@ -209,6 +219,7 @@ class _Search:
 
     def _must_not_repeat(self, name: str) -> bool:
         """Returns True if a node computes from the batch, and running it twice would change the step."""
-        op = self.graph_index.nodes[name].op
-        is_kept = op in _ONE_VALUE_AMONG_SEVERAL or not is_stateless(op)
+        node = self.graph_index.nodes[name]
+        op = node.op
+        is_kept = RESHARD in node.attr or op in _ONE_VALUE_AMONG_SEVERAL or not is_stateless(op)
         return is_kept and name not in self.graph_index.effects

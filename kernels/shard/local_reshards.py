@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from autodist.graph.names import node_of
+from autodist.graph.recomputation import RESHARD
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.shard.reshards import RESHARD, Reshard, ReshardKind
+from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from autodist.kernels.sums import ordered_sum
 
 _MERGED = {"max": tf.maximum, "min": tf.minimum}

@@ -15,9 +15,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import as_input, node_of, tensor
-
-RESHARD = "_autodist_reshard"
-"""Attribute of a reshard node."""
+from autodist.graph.recomputation import RESHARD
 
 
 class ReshardKind(enum.Enum):
