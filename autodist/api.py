@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from autodist.capture.keras.distribution.checks import (
 from autodist.capture.keras.distribution.meshes import check_early_meshes
 from autodist.capture.keras.distribution.run_settings import set_run
 from autodist.capture.keras.early_initializers import seed_early_initializers
+from autodist.capture.manual import all_gather, all_reduce, all_to_all, manual, reduce_scatter
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.sharding_marks import alike, constrain
 from autodist.capture.shared_files import share_files
@@ -356,6 +357,80 @@ class AutoDist:
             ValueError: their shapes differ.
         """
         return alike(*tensors)
+
+    @tf.autograph.experimental.do_not_convert
+    def manual(
+        self, fn: Callable[..., Any], *, inputs: Sequence[Layout], outputs: Sequence[Layout], axes: Sequence[str]
+    ) -> Callable[..., Any]:
+        """Returns a function that calls `fn` in a manual region, whose collectives the script calls itself.
+
+        On a mesh, each place computes the body on its parts of the inputs. Only `all_reduce`, `all_gather`,
+        `reduce_scatter` and `all_to_all` exchange tensors over the manual axes. On one device, and under other
+        strategies, the region computes the same numbers: there each collective returns its operand. A region that would
+        need another exchange to compute them is refused.
+
+        ```python
+        def layer(x, up, down):
+            return ad.all_reduce(tf.nn.gelu(x @ up) @ down, "model")
+
+        layer = ad.manual(
+            layer, inputs=[(), (None, "model"), ("model", None)], outputs=[()], axes=["model"]
+        )
+        ```
+
+        Source: `shard_map` of JAX, and the manual computation of Shardy.
+
+        Args:
+            fn: takes tensors, and returns a tensor or several.
+            inputs: the layout of each argument, as for `constrain`.
+            outputs: the layout of each result.
+            axes: the manual axes. That of the batch is none of them.
+
+        Raises:
+            ValueError: the layouts do not fit the tensors, or regions nest.
+            StrategyError: when the step is rewritten; the mesh has no such axis, a length does not divide, the region
+                reads a divided tensor that is no input, or it needs an exchange that it does not call.
+        """
+        return manual(fn, inputs, outputs, axes)
+
+    @tf.autograph.experimental.do_not_convert
+    def all_reduce(self, x: tf.Tensor, axes: str | Sequence[str]) -> tf.Tensor:
+        """In a manual region, adds the parts of a sum that the places along some axes have.
+
+        Args:
+            x: a tensor whose sum over the axes is missing, as the product along a divided dimension.
+            axes: manual axes.
+
+        Raises:
+            ValueError: the call is outside of a region, or an axis is not manual.
+            StrategyError: when the step is rewritten; `x` is no such tensor.
+        """
+        return all_reduce(x, axes)
+
+    @tf.autograph.experimental.do_not_convert
+    def all_gather(self, x: tf.Tensor, axes: str | Sequence[str], axis: int) -> tf.Tensor:
+        """In a manual region, concatenates the parts of a tensor along dimension `axis`; raises as `all_reduce`.
+
+        The gradient is reduce-scattered.
+        """
+        return all_gather(x, axes, axis)
+
+    @tf.autograph.experimental.do_not_convert
+    def reduce_scatter(self, x: tf.Tensor, axes: str | Sequence[str], axis: int) -> tf.Tensor:
+        """In a manual region, adds as `all_reduce` does; each place gets its part along dimension `axis`.
+
+        The gradient is gathered.
+        """
+        return reduce_scatter(x, axes, axis)
+
+    @tf.autograph.experimental.do_not_convert
+    def all_to_all(self, x: tf.Tensor, axes: str | Sequence[str], split_axis: int, concat_axis: int) -> tf.Tensor:
+        """In a manual region, divides a tensor along `split_axis` that is divided along `concat_axis`.
+
+        Each place splits its part along `split_axis`, sends a piece to each other place of its row, and concatenates
+        the pieces that it receives along `concat_axis`. The gradient takes the opposite way. Raises as `all_reduce`.
+        """
+        return all_to_all(x, axes, split_axis, concat_axis)
 
     def distribute_dataset(self, dataset: Iterable[Any]) -> DistributedDataset:
         """Returns this worker's part of each global batch, to be passed to a step.

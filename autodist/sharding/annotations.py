@@ -53,6 +53,22 @@ class ShardingGroup:
 
 
 @dataclass(frozen=True)
+class ManualCollective:
+    """A collective that the script calls in a manual region: an Identity that changes the division of its operand.
+
+    Attributes:
+        kind: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all"; empty for the gradient of one, which may
+            take any transfers.
+        operand: the sharding of the operand; None: any.
+        result: the sharding of the result.
+    """
+
+    kind: str
+    operand: Sharding | None
+    result: Constraint
+
+
+@dataclass(frozen=True)
 class ManualRegion:
     """Nodes that the script wrote for a single place, with collectives of its own along some axes.
 
@@ -65,6 +81,7 @@ class ManualRegion:
         outputs: the sharding of each result, by name of its Identity node.
         body: the other nodes of the region.
         origin: the place where it is written.
+        collectives: those of the body and of its gradient, by name of their Identity nodes.
     """
 
     axes: tuple[str, ...]
@@ -72,6 +89,12 @@ class ManualRegion:
     outputs: Mapping[str, Constraint]
     body: frozenset[str]
     origin: Origin
+    collectives: Mapping[str, ManualCollective] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> dict[str, Constraint]:
+        """The shardings of the results of inputs, outputs and collectives, by name of their Identity nodes."""
+        return {**self.inputs, **self.outputs, **{name: one.result for name, one in self.collectives.items()}}
 
 
 @dataclass(frozen=True)
@@ -148,6 +171,7 @@ class Annotations:
         for region in self.regions.values():
             yield from ((f"the input {name}", one) for name, one in region.inputs.items())
             yield from ((f"the output {name}", one) for name, one in region.outputs.items())
+            yield from ((f"the collective {name}", one.result) for name, one in region.collectives.items())
         yield from ((f"the edge of {edge.owner}", edge.constraint) for edge in self.edges if edge.constraint)
 
     def map(self, change: Callable[[Constraint], Constraint]) -> Annotations:
@@ -156,8 +180,17 @@ class Annotations:
         def changed(constraints: Mapping[str, Constraint]) -> dict[str, Constraint]:
             return {name: change(one) for name, one in constraints.items()}
 
+        def with_sharding(one: ManualCollective) -> ManualCollective:
+            operand = None if one.operand is None else change(replace(one.result, sharding=one.operand)).sharding
+            return replace(one, operand=operand, result=change(one.result))
+
         regions = {
-            name: replace(region, inputs=changed(region.inputs), outputs=changed(region.outputs))
+            name: replace(
+                region,
+                inputs=changed(region.inputs),
+                outputs=changed(region.outputs),
+                collectives={node: with_sharding(one) for node, one in region.collectives.items()},
+            )
             for name, region in self.regions.items()
         }
         edges = tuple(
@@ -182,7 +215,7 @@ class Annotations:
         found: dict[Origin, dict[str, None]] = {one.origin: {} for one in self.missing.values()}
         for _, one in self.requests():
             found.setdefault(one.origin, {})
-        marked = [self.constraints, *(m for region in self.regions.values() for m in (region.inputs, region.outputs))]
+        marked = [self.constraints, *(region.exact for region in self.regions.values())]
         results = ({f"{name}:0": one for name, one in markers.items()} for markers in marked)
         for constraints in (self.variables, *results, self.tensors):
             for name, one in constraints.items():

@@ -38,6 +38,10 @@ def _region(name: str, region: ManualRegion) -> Iterable[str]:
     yield f"region {name}{over}{_places(region.origin)}"
     for title, markers in (("input", region.inputs), ("output", region.outputs)):
         yield from (f"{title} {marker} of {name}: {_text(one)}" for marker, one in markers.items())
+    for node, collective in region.collectives.items():
+        operand = "any" if collective.operand is None else collective.operand
+        kind = collective.kind or "gradient of a collective"
+        yield f"{kind} {node} of {name}: {operand} → {_text(collective.result)}"
     if region.body:
         yield f"body of {name}: {', '.join(sorted(region.body))}"
 

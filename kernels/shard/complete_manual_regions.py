@@ -36,16 +36,26 @@ class CompleteManualRegions(Kernel[CapturedStep, CapturedStep]):
         annotations = annotated(step)
         if annotations is None or not annotations.regions:
             return step
-        regions = {name: _completed(step, annotations, name, one) for name, one in annotations.regions.items()}
+        regions = {
+            name: _completed(step, annotations, name, one, context.strategy.mesh.data)
+            for name, one in annotations.regions.items()
+        }
         return with_annotations(step, replace(annotations, regions=regions))
 
 
-def _completed(step: CapturedStep, annotations: Annotations, name: str, region: ManualRegion) -> ManualRegion:
+def _completed(
+    step: CapturedStep, annotations: Annotations, name: str, region: ManualRegion, data: str
+) -> ManualRegion:
     """Returns a region in normal form.
 
     Raises:
         StrategyError: it has no normal form, or it reads a divided tensor that is not an input.
     """
+    if data in region.axes:
+        raise StrategyError(
+            f"The manual region {name} ({region.origin}) has the axis {data}, along which the batch is divided. That "
+            "is not supported: use another axis."
+        )
     markers = {**region.inputs, **region.outputs}
     if not markers:
         if region.axes and region.body:

@@ -23,7 +23,8 @@ def without_batch_axis(step: PlacedStep, axis: str) -> PlacedStep:
     if annotations is None or not axis:
         return step
     flows = None
-    for name, one in annotations.constraints.items():
+    ends = [(name, one) for region in annotations.regions.values() for name, one in region.exact.items()]
+    for name, one in [*annotations.constraints.items(), *ends]:
         at = next((k for k, dim in enumerate(one.sharding.dims) if axis in dim.axes), None)
         if at is None:
             continue

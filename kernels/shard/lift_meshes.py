@@ -8,6 +8,7 @@ from itertools import chain, count
 from typing import ClassVar
 
 from autodist.errors import StrategyError
+from autodist.graph.manual_marks import regions_of
 from autodist.graph.sharding_marks import constraints_of, groups_of
 from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context, Kernel
@@ -98,6 +99,7 @@ def _with_strategy(step: CapturedStep, context: Context) -> Annotations:
         variables=variables,
         constraints={**given.constraints, **constraints_of(step.graph_index)},
         groups={**given.groups, **groups_of(step.graph_index, max(given.groups, default=-1) + 1)},
+        regions={**given.regions, **regions_of(step.graph_index)},
     )
 
 

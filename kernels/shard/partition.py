@@ -20,6 +20,7 @@ from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
 from autodist.kernels.shard.holders import holder_of_part
+from autodist.kernels.shard.manual import ManualRegions
 from autodist.kernels.shard.partials import Operand, Passed, passed_on
 from autodist.kernels.shard.propagate import Axes, Shardings, dividing, members_of, unused
 from autodist.kernels.shard.resharded_flows import ReshardedFlows
@@ -71,6 +72,7 @@ class _Partition:
     def __init__(self, step: PlacedStep, mesh: Mesh, rules: Rules, shardings: Shardings) -> None:
         self.step, self.mesh, self.rules, self.shardings = step, mesh, rules, shardings
         self.editor = StepEditor(step)
+        self.manual = ManualRegions(step, mesh, rules)
         self.flows = step.flows or flows_of(step)
         self.states: dict[str, State] = {}
         self.source_of: dict[str, str] = {}
@@ -113,9 +115,10 @@ class _Partition:
         if node.op in _LENGTHS:
             self._measure(node, rule)
             return
-        axes = self._choose(rule)
+        is_exact = self.manual.is_exact(name)
+        axes = self._exact(rule) if is_exact else self._choose(rule)
         others = self._in_other_axes(rule, axes)
-        passed = self._passed_on(rule, axes)
+        passed = None if is_exact else self._passed_on(rule, axes)
         inputs = self._inputs(rule, axes, passed)
         self.editor.set_inputs(name, [*map(as_input, inputs), *filter(is_control, node.input)])
         if node.op == "EnsureShape" and (result := rule.results[0]) is not None:
@@ -140,7 +143,10 @@ class _Partition:
             if side is None or self._is_variable(side) or position in stay:
                 inputs[position] = self._current(inputs[position])
             else:
-                inputs[position] = self._in_state(inputs[position], _of_side(side, axes))
+                wanted = _of_side(side, axes)
+                state = self._state(inputs[position]) or State(((),) * len(wanted))
+                self.manual.check(rule.node.name, inputs[position], transfers(state, wanted))
+                inputs[position] = self._in_state(inputs[position], wanted)
             if position in first:
                 inputs[position] = self._on_first(inputs[position], first[position])
         for position in rule.rule.lengths if rule.rule else ():
@@ -235,6 +241,12 @@ class _Partition:
             chosen[factor] = dividing(self.mesh, unused(found, used), lengths)
             used.update(chosen[factor])
         return chosen
+
+    def _exact(self, rule: NodeRule) -> dict[Factor, Axes]:
+        """Returns the axes of a node whose result has the requested sharding: an end or a collective of a region."""
+        (result,) = rule.results
+        assert result is not None, "its rank is known"
+        return {f: axes for f, axes in zip(result.factors, self._axes(result), strict=True) if f is not None}
 
     def _is_completed(self, rule: NodeRule) -> bool:
         """Returns True if a transfer completes the reduction of a node's parts; a mean of integers is rounded."""

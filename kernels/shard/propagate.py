@@ -60,7 +60,7 @@ class Shardings:
         for name, rule in self._rule_of.items():
             for side in rule.sides:
                 self._touching[side.key].append(name)
-        self.requested = dict(self._requested())
+        self.requested = {**dict(self._operands_of_collectives()), **dict(self._requested())}
 
     def of(self, key: str, rank: int) -> Sharding:
         """Returns the sharding of a tensor or variable."""
@@ -84,6 +84,15 @@ class Shardings:
         for node, constraint in annotations.constraints.items():
             yield tensor(node), constraint.sharding
         yield from ((tensor(name), constraint.sharding) for name, constraint in annotations.tensors.items())
+        for region in annotations.regions.values():
+            yield from ((tensor(node), constraint.sharding) for node, constraint in region.exact.items())
+
+    def _operands_of_collectives(self) -> Iterable[tuple[str, Sharding]]:
+        """Yields the shardings that collectives of manual regions request of their operands."""
+        for region in self._step.annotations.regions.values() if self._step.annotations is not None else ():
+            for node, one in region.collectives.items():
+                if one.operand is not None:
+                    yield tensor(self._step.graph_index.nodes[node].input[0]), one.operand
 
     def _groups(self) -> Iterable[tuple[str, NodeRule]]:
         """Yields a rule for each sharding group, whose members are divided alike."""

@@ -37,7 +37,9 @@ class RemoveSizeOneAxes(Kernel[CapturedStep, CapturedStep]):
 
         def without(region: ManualRegion) -> ManualRegion:
             alone = set().union(*gone.values())
-            return replace(region, axes=tuple(axis for axis in region.axes if axis not in alone))
+            axes = tuple(axis for axis in region.axes if axis not in alone)
+            collectives = {name: one for name, one in region.collectives.items() if {*one.result.sharding.used()}}
+            return replace(region, axes=axes, collectives=collectives)
 
         made = annotations.map(removed)
         regions = {name: without(region) for name, region in made.regions.items()}
