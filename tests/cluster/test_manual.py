@@ -16,7 +16,11 @@ pytestmark = pytest.mark.processes
 
 CLUSTER = {
     "nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}],
-    "strategy": {"builder": "Mesh", "mesh": {"model": 2}, "layouts": {"up": [None, "model"], "down": ["model"]}},
+    "strategy": {
+        "builder": "Mesh",
+        "mesh": {"model": 2},
+        "variables": {"up": {"sharding": [None, "model"]}, "down": {"sharding": ["model"]}},
+    },
 }
 
 
