@@ -105,8 +105,8 @@ def comparisons() -> Iterator[Comparison]:
             "fsdp", Way("autodist", "transformer", 2, builder=builder), Way("autodist", "transformer", 2), floor
         )
     for clients in (1, 2):
-        peer = Way("dtensor", "mlp-sgd", clients, 4 // clients)
-        yield Comparison("mesh", Way("mesh", "mlp-sgd", 4, builder="Mesh"), peer, 1.0)
+        ours, peer = (Way(name, "mlp-sgd", clients, 4 // clients, "Mesh") for name in ("mesh", "dtensor"))
+        yield Comparison("mesh", ours, peer, 1.0)
     on_mesh, whole = (Way("mesh", "transformer", 4, builder=builder) for builder in ("Mesh", "AllReduce"))
     yield Comparison("mesh", on_mesh, whole, 1.5)
     for model in ("mlp", "embedding", "tiny"):
