@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from autodist.capture.graphs import records_here
+from autodist.capture.keras.distribution.run_settings import current_run
 from autodist.errors import CaptureError
 from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
 from autodist.tf_compat.patches import (
@@ -126,16 +127,35 @@ def recording_all_reduces(in_functions: bool) -> Iterator[AllReduceNotes]:
         with replaced(ALL_REDUCE.owner(), ALL_REDUCE.method, plain):
             return of_gradients(self, *args, **kwargs)
 
-    def with_mask(moments: Any, self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
-        if mask is None or not self.synchronized or not records_here(in_functions):
+    def of_all_replicas(moments: Any, self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
+        if not records_here(in_functions) or not (self.synchronized or _normalizes_whole_batches()):
             return moments(self, inputs, mask)
-        with _sums_are_whole(notes):  # with a mask, Keras sums over its own replica only
+        if mask is not None:
+            with _sums_are_whole(notes):  # with a mask, Keras sums over its own replica only
+                return moments(self, inputs, mask)
+        with _synchronized(self):
             return moments(self, inputs, mask)
 
     with patched(
-        {ALL_REDUCE: noted, ALL_GATHER: gathered, OPTIMIZER_ALL_REDUCE: not_noted, BATCH_NORM_MOMENTS: with_mask}
+        {ALL_REDUCE: noted, ALL_GATHER: gathered, OPTIMIZER_ALL_REDUCE: not_noted, BATCH_NORM_MOMENTS: of_all_replicas}
     ):
         yield notes
+
+
+def _normalizes_whole_batches() -> bool:
+    run = current_run()
+    return run is not None and run.normalizes_whole_batches and not run.is_reference
+
+
+@contextmanager
+def _synchronized(layer: keras.layers.BatchNormalization) -> Iterator[None]:
+    """Makes a layer compute the moments of all replicas' examples while the context is open."""
+    before = layer.synchronized
+    layer.synchronized = True
+    try:
+        yield
+    finally:
+        layer.synchronized = before
 
 
 @contextmanager

@@ -38,6 +38,8 @@ class ResourceSpec(YamlKeys):
         strategy: the section `strategy`; None: the script or a default chooses.
         batch: "global" if the script feeds the global batch, "per_worker" if it feeds one worker's part; None: the
             default of the front end.
+        batch_norm: "whole" if Keras's batch normalization uses the examples of all replicas, "replica" if those of its
+            own; None: all on a mesh, its own under other strategies.
         shard: "files" if each worker reads its own files, so that batches are not those of one device; None: all
             workers read all files.
         max_restarts: the number of times that all workers may restart after one of them was lost.
@@ -171,7 +173,18 @@ class ResourceSpec(YamlKeys):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the spec as a YAML file would hold it, with defaults; `from_dict` reads it back."""
-        kept = {"nodes", "ssh", "transport", "batch", "shard", "max_restarts", "min_nodes", "sync", "checkpoint"}
+        kept = {
+            "nodes",
+            "ssh",
+            "transport",
+            "batch",
+            "batch_norm",
+            "shard",
+            "max_restarts",
+            "min_nodes",
+            "sync",
+            "checkpoint",
+        }
         content = self.model_dump(mode="json", include=kept | Timeouts.model_fields.keys())
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())

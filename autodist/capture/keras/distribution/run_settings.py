@@ -21,6 +21,7 @@ class RunSettings:
         batch_axis: the axis of the mesh along which a batch is divided.
         is_chief: False on other workers, which do not have the strategy.
         divides_variables: True if the strategy divides variables among the workers.
+        normalizes_whole_batches: True if batch normalization uses the examples of all replicas.
         is_reference: True for the run on one device with which another run is compared. It ignores distributions.
     """
 
@@ -33,6 +34,7 @@ class RunSettings:
     batch_axis: str = ""
     is_chief: bool = True
     divides_variables: bool = False
+    normalizes_whole_batches: bool = False
     is_reference: bool = False
 
 
