@@ -129,6 +129,7 @@ SHAPE = {
         "0 is not allowed; allowed: the number of checkpoints to keep, at least 1",
     ),
     "shard": (HEAD + "shard: batches\n", 3, "shard", '"batches" is not allowed; allowed: files'),
+    "batch_norm": (HEAD + "batch_norm: all\n", 3, "batch_norm", '"all" is not allowed; allowed: whole or replica'),
     "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
 }
 

@@ -19,6 +19,7 @@ KEYS = [
     "ssh",
     "strategy",
     "batch",
+    "batch_norm",
     "builder",
     "variables",
     "source",
@@ -36,7 +37,7 @@ ANYTHING = st.recursive(
 NODE = st.dictionaries(st.sampled_from([*Node.model_fields, "prot"]), ANYTHING, max_size=4)
 SPECS = st.fixed_dictionaries(
     {"nodes": st.lists(NODE.map(lambda node: {"address": "a", **node}), max_size=2) | ANYTHING},
-    optional={"ssh": ANYTHING, "strategy": ANYTHING, "batch": ANYTHING, "source": ANYTHING},
+    optional={"ssh": ANYTHING, "strategy": ANYTHING, "batch": ANYTHING, "batch_norm": ANYTHING, "source": ANYTHING},
 )
 
 
