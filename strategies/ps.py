@@ -85,9 +85,9 @@ class PS(ServerOptions, PartitionOptions, StrategyBuilder):
     For models whose optimizer state should reside on one machine, one with much memory or the fastest link, and as
     a baseline for other parameter servers.
 
-    If every worker waits for each update, large dense variables are partitioned into shards of this one worker. It
-    then sends the new values of the first shards while it receives the gradients of the next ones, so both directions
-    of its link are used at once.
+    With `max_shards` above 1, large dense variables are partitioned into shards of this one worker, if every worker
+    waits for each update. It then sends the new values of the first shards while it receives the gradients of the next
+    ones, so both directions of a slow link are used at once.
 
     Cost: with W workers and b bytes of dense gradients, the owner sends (W-1)·b bytes a step and receives as many.
     Every other worker sends b and receives b. Of a sparse variable only the rows that a worker touches are sent; with a
@@ -97,12 +97,13 @@ class PS(ServerOptions, PartitionOptions, StrategyBuilder):
 
     Attributes:
         owner: the worker that holds the variables, by index (0 is the chief) or by name.
-        max_shards: the maximum number of shards of one variable; None: unlimited; 1: no variable is partitioned.
+        max_shards: the maximum number of shards of one variable; None: shards of a sixteenth of all bytes.
         min_partition_bytes: the minimum size of a shard.
         sync, staleness, local_proxy_variable: see ServerOptions.
     """
 
     owner: Owner = 0
+    max_shards: Annotated[int, Field(ge=1)] | None = 1
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)

@@ -63,7 +63,7 @@ def links() -> Iterator[Link]:
         yield Link("tiny", round_trip=seconds)
         yield Link("two-layers", ("Pipeline",), round_trip=seconds)
     for rate in RATES:
-        yield Link("lstm", (*BUILDERS, "Pipeline 1F1B"), rate=rate)
+        yield Link("lstm", (*BUILDERS, "PS in shards", "Pipeline 1F1B"), rate=rate)
 
 
 def compare_link(link: Link, length: Length) -> list[Result]:

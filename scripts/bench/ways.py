@@ -26,7 +26,7 @@ PASSES = 4
 
 OPTIONS = {
     "Pipeline 1F1B": {"builder": "Pipeline", "schedule": "1F1B", "micro_batches": 8},
-    "PS of whole variables": {"builder": "PS", "max_shards": 1},
+    "PS in shards": {"builder": "PS", "max_shards": None},
     "FSDP without prefetch": {"builder": "FSDP", "prefetch": 0},
     "Mesh": {
         "builder": "Mesh",

@@ -14,6 +14,8 @@ import tensorflow as tf
 from keras.src.backend.common import global_state  # holds the policy, if there is one
 
 from autodist.capture import training_hooks
+from autodist.capture.keras.distribution import run_settings
+from autodist.capture.keras.distribution.run_settings import current_run
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import RewriteError
 from autodist.graph.step import Step
@@ -33,7 +35,9 @@ def keras_as_it_was() -> Iterator[None]:
     if policy is not None and policy.name == before:  # unchanged: Keras caches objects of the other
         policy = None
         global_state.set_global_attribute("dtype_policy", policy)
+    run = current_run()
     yield
+    run_settings._current[:] = [] if run is None else [run]
     keras.config.set_floatx(before)
     global_state.set_global_attribute("dtype_policy", policy)
     keras.distribution.set_distribution(None)

@@ -13,8 +13,8 @@ from autodist.resources import ResourceSpec
 from tests.unit.resources.faults import HEAD, NODE, Fault, assert_is_told, read
 
 KEYS = (
-    "answer_timeout, batch, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, end_timeout, join_timeout, "
-    "max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, stall_timeout, start_timeout, "
+    "answer_timeout, batch, batch_norm, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, end_timeout, "
+    "join_timeout, max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, stall_timeout, start_timeout, "
     "stop_timeout, "
     "strategy, sync, transport"
 )

@@ -58,7 +58,7 @@ def shards(strategy):
 
 def test_large_dense_variables_have_shards_of_a_sixteenth_of_all_bytes(step, cluster):
     planned = step({"table": (4096, 256), "large": (4096, 1024), "wide": (3, 1 << 18), "small": (256, 256)}, ["table"])
-    strategy = PS(owner=1).build(planned, cluster())
+    strategy = PS(owner=1, max_shards=None).build(planned, cluster())
     check_strategy(strategy, planned, cluster())
     assert shards(strategy) == {"table": [], "large": [373] * 4 + [372] * 7, "wide": [2, 1], "small": []}
     assert {one.owner for node in strategy.nodes for one in synchronizers_of(node)} == {1}
@@ -67,14 +67,15 @@ def test_large_dense_variables_have_shards_of_a_sixteenth_of_all_bytes(step, clu
 @pytest.mark.parametrize(
     ("options", "workers", "sizes"),
     [
-        ({}, 2, [256, 256, 256, 256]),
+        ({}, 2, []),
+        ({"max_shards": None}, 2, [256, 256, 256, 256]),
         ({"max_shards": 3}, 2, [342, 341, 341]),
-        ({"max_shards": 1}, 2, []),
-        ({"min_partition_bytes": 1 << 19}, 2, [512, 512]),
-        ({"min_partition_bytes": 0}, 2, [64] * 16),
-        ({"sync": False}, 2, []),
-        ({"staleness": 1}, 2, []),
-        ({}, 1, []),
+        ({"max_shards": 16}, 2, [256, 256, 256, 256]),
+        ({"max_shards": None, "min_partition_bytes": 1 << 19}, 2, [512, 512]),
+        ({"max_shards": None, "min_partition_bytes": 0}, 2, [64] * 16),
+        ({"max_shards": None, "sync": False}, 2, []),
+        ({"max_shards": None, "staleness": 1}, 2, []),
+        ({"max_shards": None}, 1, []),
     ],
     ids=str,
 )
