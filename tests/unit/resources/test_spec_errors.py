@@ -14,9 +14,8 @@ from tests.unit.resources.faults import HEAD, NODE, Fault, assert_is_told, read
 
 KEYS = (
     "answer_timeout, batch, batch_norm, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, end_timeout, "
-    "join_timeout, max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, stall_timeout, start_timeout, "
-    "stop_timeout, "
-    "strategy, sync, transport"
+    "join_timeout, max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, stall_timeout, "
+    "start_timeout, stop_timeout, strategy, sync, transport"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
 
