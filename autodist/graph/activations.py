@@ -14,8 +14,8 @@ from autodist.graph.walks import reach
 SAME_BUFFER = having(Trait.IDENTITY | Trait.RESHAPES)
 """Ops that usually return the buffer of their first input."""
 
-_NO_ACTIVATIONS = having(Trait.FED | Trait.ITERATOR_GET | Trait.BY_SHAPES) | {"Const", "VarHandleOp"}
-"""Ops whose outputs exist in any case, or are small; `ReadVariableOp` is one of them."""
+_NO_ACTIVATIONS = having(Trait.SOURCE | Trait.ITERATOR_GET | Trait.BY_SHAPES)
+"""Ops whose outputs exist in any case (inputs, constants and variables), or are small."""
 
 
 def activation_bytes(step: Step, inferred: tf.Graph) -> PartialCount:

@@ -43,7 +43,8 @@ def text_of_step(step: Step, captured: Step) -> str:
             "variables": sorted(_variable(v, owners.get(v.name)) for v in step.variables),
             "placements": [_placement(v.name, holders.get(v.name)) for v in captured.variables],
             "variable placements": [
-                f"{name}: {owners[name]}, {k.mode.value}, {k.staleness}" for name, k in sorted(synchrony_of.items())
+                f"{name}: {owners.get(name, 'in each row')}, {k.mode.value}, {k.staleness}"
+                for name, k in sorted(synchrony_of.items())
             ],
             **sections_of_graph(step.graph_def),
         }

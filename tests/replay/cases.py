@@ -81,6 +81,15 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
             ".*(attention_output|dense_1)/kernel": {"sharding": ["model"]},
         },
     },
+    "mesh_fsdp": {
+        "builder": "Mesh",
+        "mesh": {"data": 2, "model": -1},
+        "variables": {
+            ".*dense/kernel": {"sharding": ["data", "model"]},
+            ".*dense_1/kernel": {"sharding": ["model", "data"]},
+        },
+    },
+    "megatron": {"builder": "Megatron"},
     "two_paces": {
         "builder": "PS",
         "variables": {".*bias.*": {"synchronizer": "PS", "owner": 1, "staleness": 2}},
@@ -110,7 +119,7 @@ class Case:
 _PAIRS: Mapping[str, str] = {
     "adamw": "partitioned_ps server",
     "aggregations": "shuffle 2x2, hierarchical 4x1",
-    "attention": "shuffle 2x1, mesh 2x1",
+    "attention": "shuffle 2x1, mesh 2x1, mesh 1x2, megatron 2x1",
     "clipped_rows": "partitioned_ps 2x2",
     "evaluation": "shuffle server",
     "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1, pipeline_anew 2x1, recomputed 1x2",
@@ -152,7 +161,7 @@ _PAIRS: Mapping[str, str] = {
     "keras_mlp_adam_float32": (
         "shuffle 1x1, small_groups 2x1, float16 2x2, bfloat16 one_machine, power_sgd 3x1, top_k 2x1, "
         "overridden 2+1, sharded server, pipeline 2x1, pipeline_calls 2x1, stale_proxies 2x1, asynchronous 3x1, "
-        "two_paces 2x1, ps gpus, mesh 4x1"
+        "two_paces 2x1, ps gpus, mesh 4x1, mesh_fsdp 4x1"
     ),
     "many_ops": "shuffle 2x1",
     "momentum_and_counter": "uneven_partitioned_ps 3x1, stale 2x1",

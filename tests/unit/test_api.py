@@ -26,7 +26,13 @@ class AnotherWorker:
 
     index = 1
     payload = json.dumps(
-        {"spec": spec_of(2).to_payload(), "seed": 1, "draws": json.dumps(Draws.now().to_json()), "early": {}}
+        {
+            "spec": spec_of(2).to_payload(),
+            "seed": 1,
+            "draws": json.dumps(Draws.now().to_json()),
+            "early": {},
+            "divides": False,
+        }
     ).encode()
 
     def let_chief_fail_first(self, limit: float) -> None:

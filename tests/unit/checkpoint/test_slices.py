@@ -40,7 +40,7 @@ def graph_runner() -> Iterator[GraphRunner]:
 
 
 def written(graph_runner: GraphRunner, folder: str, holder: Holder) -> str:
-    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
+    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype, device: "")
     saved = TrackedVariable(tf.Variable(VALUE), "saved", holder)
     pieces.set([saved], lambda one: one.hand_over(is_same=True))
     prefix = f"{folder}/merged"
@@ -55,7 +55,7 @@ def test_values_saved_in_some_shards_are_read_in_others(graph_runner, tmp_path, 
     monkeypatch.setattr(slices, "LARGE", group)
     prefix = written(graph_runner, str(tmp_path), HOLDERS[before])
     asked: list[int] = []
-    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
+    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype, device: "")
     for k, after in enumerate(HOLDERS.values()):
         one = TrackedVariable(tf.Variable(np.zeros_like(VALUE)), f"v{k}", after)
         read_into_session(graph_runner, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.stored)])

@@ -37,7 +37,7 @@ def graph_runner() -> Iterator[GraphRunner]:
 
 def push(graph_runner: GraphRunner) -> tuple[VariableSlices, dict[str, TrackedVariable]]:
     """Returns the slices of two workers in one process, and one variable of each placement."""
-    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
+    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype, device: "")
     variables = {
         name: TrackedVariable(tf.Variable(VALUE * k), f"v{k}", holder)
         for k, (name, holder) in enumerate(HOLDERS.items(), start=1)

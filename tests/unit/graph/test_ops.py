@@ -49,6 +49,12 @@ EXCEPTIONS = {
         frozenset({"Fill", "GatherV2", "IdentityN", "Reshape"}),
     ): "rules that need shapes or divided rows",
     ("graph/static_shapes.py", frozenset({"GatherV2", "StridedSlice"})): "what gradients compute shapes with",
+    (
+        "shard/partials.py",
+        frozenset({"ConcatV2", "ExpandDims", "Pack", "Reshape", "Squeeze", "Transpose"}),
+    ): "moves, through which a largest or smallest value may pass before it is complete",
+    ("shard/partials.py", frozenset({"Any", "LogicalOr", "Max", "Maximum"})): "the ops that a maximum completes",
+    ("shard/partials.py", frozenset({"All", "LogicalAnd", "Min", "Minimum"})): "the ops that a minimum completes",
     ("rows/gather_rows.py", frozenset({"GatherV2", "Shape"})): "what the kernel rewrites, each into another op",
 }
 """By file and ops: lists of ops that express no trait, and the reason for each."""
