@@ -25,8 +25,8 @@ ALSO = 8 << 20
 
 def build(layers: int, width: int) -> keras.Model:
     keras.utils.set_random_seed(3)
-    chain = [keras.layers.Dense(width, use_bias=False, name=f"d{k}") for k in range(layers)]
-    model = keras.Sequential([keras.Input((width,)), *chain, keras.layers.Dense(1, name="last")])
+    chain = [keras.layers.Dense(width, use_bias=False, dtype="float32", name=f"d{k}") for k in range(layers)]
+    model = keras.Sequential([keras.Input((width,)), *chain, keras.layers.Dense(1, dtype="float32", name="last")])
     model.compile(keras.optimizers.SGD(0.0, momentum=0.9), "mse")
     model.optimizer.build(model.trainable_variables)
     return model
