@@ -50,32 +50,35 @@ def _handles(step: ReplicatedStep, name: str) -> Iterator[tuple[str, int]]:
 
 
 def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, context: Context) -> None:
-    """Makes writes of divided variables wait until all members of a row begin the step; its end waits for all writes.
+    """Makes writes of divided variables wait until all workers have begun the step; its end waits for all writes.
 
-    Between two steps, a worker may therefore read the parts of the others: all are of the same step. If the data axis
-    divides variables too, parts are at places that differ on all axes, and the row is the mesh.
+    Between two steps, a worker may therefore read the parts of the others: all are of the same step. It reads a part of
+    the first place that has it. These places differ on the axes that divide variables, and are the first on all others.
     """
     assert context.mesh is not None, "only a mesh divides variables"
     mesh, across = context.mesh, context.model_axes
     axes = mesh.names if step.holders and mesh.count(across) > 1 else across
-    group = group_of(mesh.row(context.place_of(0, 0), axes), context)
-    others = [worker for worker in group.workers if worker != context.worker]
+    group, me = group_of(range(mesh.size), context), context.worker
+    first = group_of(mesh.row(0, axes), context)
+    others, owners = ([worker for worker in one.workers if worker != me] for one in (group, first))
     names = sorted({*step.shardings, *step.holders})
     divided = {handle for name in names for handle, _ in _handles(step, name)}
     effects = step.graph_index.effects
     writes = [name for name, effect in effects.items() if effect.writes & divided and name in editor]
     if not writes or not others:
         return
-    away = {step.by_name[name].handle for name, owner in step.owners.items() if owner != context.worker}
+    away = {step.by_name[name].handle for name, owner in step.owners.items() if owner != me}
     own = [name for name in writes if effects[name].writes & divided - away]
     key = f"written_parts/{digest(';'.join(names))}"
-    with editor.subgraph(key) as f, tf.device(context.cpu(context.worker)):
+    gates: list[str] = []
+    with editor.subgraph(key) as f, tf.device(context.cpu(me)):
         exchange, token = Communicator(f, context, key, group), tf.constant(True)
-        exchange.broadcast("begun", [token])
-        begun = exchange.receive_each("begun", {worker: [token] for worker in others})
-        exchange.broadcast("written", [token], after=own)
-        exchange.receive_each("written", {worker: [token] for worker in others})
-        gates = [node_of(f.name(tensors[0])) for tensors in begun.values()]
+        exchange.broadcast("begun", [token], owners)
+        if me in first:
+            begun = exchange.receive_each("begun", {worker: [token] for worker in others})
+            gates = [node_of(f.name(tensors[0])) for tensors in begun.values()]
+            exchange.broadcast("written", [token], others, after=own)
+        exchange.receive_each("written", {worker: [token] for worker in owners})
     editor.run(exchange.effects)
     for name in own:
         editor.add_control(name, gates)
