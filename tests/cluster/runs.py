@@ -230,6 +230,16 @@ def within(limit: float, condition: Callable[[], object]) -> bool:
     return bool(condition())
 
 
+def halt(pid: int) -> None:
+    """Stops a process; returns once none of its threads runs. On a busy machine, others run on for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    assert within(10, lambda: all(_state(thread) in "TZX" for thread in Path(f"/proc/{pid}/task").iterdir()))
+
+
+def _state(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 def parent(pid: int) -> int:
     """Returns the parent of a process."""
     status = Path(f"/proc/{pid}/status").read_text()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import HOST_KINDS, Hosts
-from tests.cluster.runs import MARK, Run, parent, within
+from tests.cluster.runs import MARK, Run, halt, parent, within
 
 pytestmark = [pytest.mark.processes]
 
@@ -206,7 +206,7 @@ coordinator.abort("asked")
     with GivenRun(hosts, tmp_path, [by_hand(hosts, index) for index in range(3)], chief, SLEEP) as run:
         halted = run.wait_for_note("asleep1", 40)
         run.wait_for_note("asleep2")
-        os.kill(halted, signal.SIGSTOP)
+        halt(halted)
         (run.directory / "notes" / "halted").touch()
         assert run.wait(40) == 0, run.stderr
         assert bad_ends(run.wait_for_others())

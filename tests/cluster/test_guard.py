@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.runs import within
+from tests.cluster.runs import halt, within
 
 pytestmark = [pytest.mark.processes]
 
@@ -54,7 +54,7 @@ def test_what_did_not_run_has_its_time_to_end_afterwards(is_suspended: str, tmp_
         script = int(numbers.readline())
         assert within(30, (tmp_path / "ready").exists)
         if is_suspended == "the script":  # SIGTERM alone would not reach it
-            os.kill(script, signal.SIGSTOP)
+            halt(script)
             (tmp_path / "go").touch()
         assert guard.stdin is not None
         guard.stdin.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.runs import within
+from tests.cluster.runs import halt, within
 from tests.cluster.trainings import Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -92,7 +90,7 @@ def test_a_worker_that_was_stopped_and_before_its_first_step_let_nothing_else_of
     script = "note(f'stepped{me}')\nwait_for('go')\nstep(batch)\n"
     with Training(tmp_path, holds + TRAIN + script, TWO) as run:
         worker = run.wait_for_note("stepped1", START)
-        os.kill(worker, signal.SIGSTOP)
+        halt(worker)
         run.note("go")
         assert run.wait(STALLED) != 0
         assert (
