@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,10 +81,16 @@ def available_memory(workers: Sequence[Worker], index: int) -> int:
     """Returns the bytes of memory of a worker's device, or of its share of the machine; 0 if it is not known."""
     own = workers[index]
     if has_gpus(own):
-        totals = [int(line) for line in query_gpus("memory.total", _DRIVER_LIMIT) if line.strip().isdecimal()]
-        return min(totals, default=0) * 1024**2
+        return _gpu_memory()
     memory = MachineMemory.now()
     return (memory.total + memory.swap) // sum(worker.node.address == own.node.address for worker in workers)
+
+
+@functools.cache
+def _gpu_memory() -> int:
+    """Returns the bytes of the smallest GPU; asked once, since each answer of the driver takes a process."""
+    totals = [int(line) for line in query_gpus("memory.total", _DRIVER_LIMIT) if line.strip().isdecimal()]
+    return min(totals, default=0) * 1024**2
 
 
 def require_memory(held: int, workers: Sequence[Worker], index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from autodist.errors import StrategyError
@@ -10,7 +11,7 @@ from autodist.graph.node_rules import Rules
 from autodist.graph.step import PlacedStep
 from autodist.kernels.shard.propagate import divides
 from autodist.layout import PerExample, Propagation, Unknown
-from autodist.sharding import Mesh
+from autodist.sharding import Constraint, Mesh
 
 
 def without_batch_axis(step: PlacedStep, axis: str) -> PlacedStep:
@@ -45,13 +46,13 @@ def _may_be_examples(step: PlacedStep, flows: Propagation, name: str, at: int) -
     return isinstance(kind, PerExample) and kind.axis == at
 
 
-def require_lengths(step: PlacedStep, mesh: Mesh, rules: Rules) -> None:
-    """Checks that constraints divide dimensions of known lengths without rest.
+def require_lengths(constraints: Mapping[str, Constraint], mesh: Mesh, rules: Rules) -> None:
+    """Checks that constraints on the first outputs of nodes divide dimensions of known lengths without rest.
 
     Raises:
         StrategyError: a dimension does not divide.
     """
-    for name, one in step.annotations.constraints.items() if step.annotations is not None else ():
+    for name, one in constraints.items():
         lengths = rules.static.lengths(f"{name}:0") or (None,) * one.sharding.rank
         for at, (length, dim) in enumerate(zip(lengths, one.sharding.dims, strict=True)):
             parts = mesh.count(dim.axes)

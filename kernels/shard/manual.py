@@ -8,7 +8,7 @@ from autodist.errors import StrategyError
 from autodist.graph.names import tensor
 from autodist.graph.node_rules import Rules
 from autodist.graph.step import PlacedStep
-from autodist.kernels.shard.propagate import divides
+from autodist.kernels.shard.divisible import require_lengths
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from autodist.sharding import Mesh
 
@@ -34,16 +34,7 @@ class ManualRegions:
         self._ends = {name: one for region in regions for name, one in region.exact.items()}
         self._inside = {name: region for region in regions for name in (*region.body, *region.outputs)}
         self._collectives = {name: one for region in regions for name, one in region.collectives.items()}
-        for name, one in self._ends.items():
-            lengths = rules.static.lengths(f"{name}:0") or ()
-            for at, (length, dim) in enumerate(zip(lengths, one.sharding.dims, strict=True)):
-                parts = mesh.count(dim.axes)
-                if parts > 1 and not divides(length, parts):
-                    has = "depends on the batch" if length is None else f"has the length {length}"
-                    raise StrategyError(
-                        f"{one.origin} divides dimension {at} of {name} into {parts} parts, but the dimension {has}. "
-                        "Divide another dimension, or change the size of the axis."
-                    )
+        require_lengths(self._ends, mesh, rules)
 
     def is_exact(self, name: str) -> bool:
         """Returns True if the result of a node has exactly the requested sharding."""

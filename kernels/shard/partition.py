@@ -60,7 +60,8 @@ class ShardTensors(Kernel[PlacedStep, PlacedStep]):
         mesh = context.mesh
         step = without_batch_axis(step, context.strategy.mesh.data)
         rules = Rules(step)
-        require_lengths(step, mesh, rules)
+        if step.annotations is not None:
+            require_lengths(step.annotations.constraints, mesh, rules)
         shardings = Shardings(step, mesh, rules)
         shardings.propagate()
         return _Partition(step, mesh, rules, shardings).run()

@@ -38,10 +38,13 @@ def test_the_needs_are_described_with_their_parts(activations: PartialCount, tot
 def test_workers_of_a_machine_share_its_memory_and_a_gpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MachineMemory, "now", lambda: MachineMemory(total=6_000, free=10, swap=2_000))
     assert available_memory(TWO_HERE, 1) == 4_000
+    memory_needs._gpu_memory.cache_clear()
     monkeypatch.setattr(memory_needs, "query_gpus", lambda fields, limit: ["16384", "8192"])
     assert available_memory(ON_GPUS, 0) == 8192 * 1024**2
+    memory_needs._gpu_memory.cache_clear()
     monkeypatch.setattr(memory_needs, "query_gpus", lambda fields, limit: [])
     assert available_memory(ON_GPUS, 0) == 0
+    memory_needs._gpu_memory.cache_clear()
 
 
 def test_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
