@@ -124,11 +124,7 @@ def test_training_on_several_workers_has_the_numbers_of_one_device(
     with Training(tmp_path / "run", script, spec) as run:
         assert run.wait(240) == 0, run.stderr
         run.assert_gone()
-        for worker in range(workers):
-            kept = run.kept(worker)
-            assert kept.keys() == expected.keys()
-            for name, value in expected.items():
-                np.testing.assert_allclose(kept[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+        run.assert_kept(workers, expected)
 
 
 MEMORY = """

@@ -110,11 +110,7 @@ def test_model_parallel_trains_evaluates_and_predicts_as_one_device(
     with Training(tmp_path, script, spec, before=LAYOUTS.format(shape=shape)) as run:
         assert run.wait(2 * START) == 0, run.stderr
         run.assert_gone()
-        for worker in range(workers):
-            kept = run.kept(worker)
-            assert kept.keys() == expected.keys()
-            for key, value in expected.items():
-                np.testing.assert_allclose(kept[key], value, rtol=1e-9, atol=1e-12, err_msg=key)
+        run.assert_kept(workers, expected)
     assert f"mesh {{batch: {shape[0]}, model: {shape[1]}}}" in run.stderr
     assert "matches no" not in run.stderr
 

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,14 @@ class Training(Run):
     def note(self, what: str) -> None:
         """Lets workers that wait for it go on."""
         (self._notes / what).touch()
+
+    def assert_kept(self, workers: int, expected: Mapping[str, np.ndarray]) -> None:
+        """Checks that each worker has kept the expected arrays, to a relative 1e-9."""
+        for worker in range(workers):
+            kept = self.kept(worker)
+            assert kept.keys() == expected.keys()
+            for name, value in expected.items():
+                np.testing.assert_allclose(kept[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
     def kept(self, worker: int) -> dict[str, Any]:
         """Returns the values that a worker has stored."""
