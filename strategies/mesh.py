@@ -6,7 +6,9 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from autodist.errors import StrategyError
 from autodist.logs.formatting import listed, nearest
@@ -48,12 +50,16 @@ class Mesh(StrategyBuilder):
             YAML, `sharding:` of a pattern under `variables:`. The data axis divides a variable, its gradient and its
             slots among the places that differ on it; its value is gathered shortly before it is used.
         prefetch: the number of layers with such variables that are gathered ahead of the layer that computes.
+        compare_every: the number of training steps after which workers compare their copies of variables, by checksums.
+            Workers that round differently would drift apart: a warning then names the variables, and the copies are
+            made equal. 0: never.
     """
 
     mesh: dict[str, int] = field(default_factory=lambda: {"data": -1})
     data: str = "data"
     layouts: dict[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
     prefetch: Literal[0, 1] = 1
+    compare_every: Annotated[int, Field(ge=0, lt=2**31)] = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,6 +145,7 @@ class Mesh(StrategyBuilder):
             axes=[strategy_pb2.MeshAxis(name=axis.name, size=axis.size) for axis in mesh.axes],
             data=self.data if self.data in self.mesh else "",
             places=_places(resource_spec),
+            compare_every=self.compare_every,
         )
 
     def of_places(self, resource_spec: ResourceSpec) -> MeshOfPlaces:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from autodist.resources import ResourceSpec
 from autodist.runs import restarts
 from autodist.runs.chief_only import ChiefOnly
 from autodist.runs.coordination import Coordination
+from autodist.runs.copy_check import CopyCheck
 from autodist.runs.early_values import EarlyValueWarning
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.peers import Peers
@@ -41,7 +42,7 @@ from autodist.runtime.persistent_buffers import Saved
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variable_slices import VariableSlices
-from autodist.runtime.variables import TrackedVariable, VariableTracker
+from autodist.runtime.variables import StoredVariable, TrackedVariable, VariableTracker
 from autodist.strategies import BuildsStrategy, divides_variables
 from autodist.verify.recorder import SEED, recorder
 
@@ -340,9 +341,20 @@ class Run:
         else:
             self.coordination.give_up(reason)
 
-    def count_steps(self, steps: int) -> None:
-        """Counts training steps, possibly several from one call, and notifies the observer."""
+    def count_steps(self, steps: int, variables: Iterable[tuple[str, StoredVariable]] | None = None) -> None:
+        """Counts training steps, possibly several from one call, and notifies the observer.
+
+        Args:
+            steps: the number of steps.
+            variables: those of the session that made the step, with their names; None: those of the script.
+        """
         self.step += steps
+        strategy = self.steps.strategy
+        every = 0 if strategy is None else strategy.mesh.compare_every
+        if every and self.workers > 1 and self.step // every > (self.step - steps) // every:
+            own = ((t.source.name, t.stored) for t in self.tracker)
+            check = CopyCheck(self.index, self._variable_slices, self.coordination.reduce)
+            check.compare(own if variables is None else variables, self.step)
         self.observer.after_step()
 
     def restore_buffers(self, saved: Saved) -> None:

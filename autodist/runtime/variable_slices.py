@@ -79,6 +79,7 @@ class VariableSlices:
         self._graph_runner = graph_runner
         self._worker, self._workers, self._home = worker, workers, home
         self._reads: dict[_Key, tf.Tensor] = {}
+        self._copies: dict[tuple[_Key, int], tf.Tensor] = {}
         self._writes: dict[tuple[_Key, tuple[int, ...]], _Writes] = {}
 
     def prepare(self, values: Iterable[HasStored], workers: Collection[int] | None = None) -> None:
@@ -121,6 +122,16 @@ class VariableSlices:
         ):
             tracked.write(value)
             tracked.is_behind = False
+
+    def read(self, kept: StoredVariable, worker: int) -> np.ndarray:
+        """Returns the value of a variable in one slice, as one of its holders has it."""
+        key = (kept.shared_name, kept.holder), worker
+        if key not in self._copies:
+            _, _, handle = next(held for held in self.holders(kept) if held[1] == worker)
+            with self._graph_runner.graph.as_default(), self.on(kept, worker, kept.slices[0]):
+                self._copies[key] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
+        value: np.ndarray = self._graph_runner.session.run(self._copies[key])
+        return value
 
     def named_holders(self, one: Slice) -> Iterator[tuple[int, str]]:
         """Yields every worker that holds a slice or a copy, with the name of the slice or copy on that worker."""

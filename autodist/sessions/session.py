@@ -151,7 +151,7 @@ class DistributedSession(SessionInterface):
             if known is None and not (prepared.sets or prepared.is_read_only):
                 self._run.startup.finish()
             if prepared.trains:
-                self._run.count_steps(1)
+                self._run.count_steps(1, ((v.name, self._plan.stored(v)) for v in self._captured.variables))
         finally:
             self._run.is_in_step = False
         if prepared.trains and self._run.recorder is not None:

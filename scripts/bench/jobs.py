@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -186,7 +187,8 @@ class Job:
         for process in self._processes:
             for stream in (process.stdin, process.stdout):
                 if stream:
-                    stream.close()
+                    with contextlib.suppress(BrokenPipeError):  # it has ended, and has not read its last line
+                        stream.close()
             if process.poll() is None:
                 process.terminate()
         for process in self._processes:

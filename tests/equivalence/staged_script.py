@@ -30,7 +30,7 @@ def mesh_of_tensors(workers: int, data: int = 2) -> dict[str, object]:
     """Layers divided by columns, then by rows, on four devices; kernel_2 of the session is whole."""
     columns, rows = ".*/(dense|dense_2)/kernel|kernel_0", ".*/(dense_1|dense_3)/kernel|kernel_1"
     layouts = {columns: {"sharding": [None, "model"]}, rows: {"sharding": ["model"]}}
-    strategy = {"builder": "Mesh", "mesh": {"data": data, "model": -1}, "variables": layouts}
+    strategy = {"builder": "Mesh", "mesh": {"data": data, "model": -1}, "variables": layouts, "compare_every": 1}
     nodes = [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": workers}]
     return {"nodes": nodes, "strategy": strategy, "batch": "global"}
 

@@ -46,6 +46,7 @@ def test_a_mesh_of_two_by_two_equals_two_replicas(machines: str, workers: int, t
     named = f"{workers} workers" if workers > 1 else "1 worker"
     assert f"Mesh: 4 places on {named}, mesh {{data: 2, model: 2}}" in output
     assert "each place holds 600 B of 1.13 kB" in output
+    assert "copies of" not in output
     for worker in range(workers):
         start = f"[localhost:{worker}] TOLD" if worker else "TOLD"
         own = [line for line in on_mesh if line.startswith(start)]
