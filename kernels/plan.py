@@ -36,9 +36,13 @@ class Plan:
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
         self.placement = placement_of(strategy)
-        named = dict(one for node in strategy.nodes for one in named_synchronizers(node))
         coordinates = max(Counter(place.worker for place in strategy.mesh.places).values(), default=1)
-        self._synchronizers = {part_name(name, k): one for k in range(coordinates) for name, one in named.items()}
+        self._synchronizers = {
+            name: one
+            for k in range(coordinates)
+            for node in strategy.nodes
+            for name, one in named_synchronizers(node, part_name(node.variable, k))
+        }
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
         self.prefetch = strategy.prefetch

@@ -54,15 +54,9 @@ def owners_in_rows(mesh: Mesh, workers: Sequence[int], data: str) -> list[int]:
         data: the data axis.
 
     Raises:
-        OptionError: a worker has places in two rows, or the workers of two rows have different numbers of places.
+        OptionError: the workers of two rows have different numbers of places.
     """
     rows = dict.fromkeys(mesh.row(place, [data]) for place in range(mesh.size))
-    if sum(len({workers[place] for place in row}) for row in rows) > len(set(workers)):
-        raise OptionError(
-            "mesh",
-            f"a layout divides a variable along {data!r}, and a worker of the mesh {mesh} has devices that differ on "
-            "other axes. Start a worker for each device: set `workers` or `gpus_per_worker`, or pass --workers.",
-        )
     firsts = {tuple(_firsts([workers[place] for place in row])) for row in rows}
     if len(firsts) > 1:
         raise OptionError(

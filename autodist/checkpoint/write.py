@@ -172,7 +172,7 @@ class PartWriter:
 
 def place_of(stored: StoredVariable, one: Slice) -> str:
     """Returns the `shape_and_slice` of a slice for SaveV2 and RestoreV2; empty for a complete variable."""
-    if stored.holder.partitioning is None:
+    if len(stored.slices) == 1:
         return ""
     lengths = " ".join(map(str, stored.shape))
     return f"{lengths} {':'.join(f'{b},{n}' for b, n in zip(one.begin, one.shape, strict=True))}"

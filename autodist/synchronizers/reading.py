@@ -89,9 +89,10 @@ def parts_of(node: strategy_pb2.VariableNode) -> Sequence[Part]:
     return node.shards or (node,)
 
 
-def named_synchronizers(node: strategy_pb2.VariableNode) -> Iterator[tuple[str, Synchronizer]]:
-    """Yields the name and synchronizer of the variable, or of each of its shards."""
-    names = [shard_name(node.variable, k) for k in range(len(node.shards))] or [node.variable]
+def named_synchronizers(node: strategy_pb2.VariableNode, name: str = "") -> Iterator[tuple[str, Synchronizer]]:
+    """Yields the name and synchronizer of the variable, or of each of its shards; `name`: in place of its name."""
+    name = name or node.variable
+    names = [shard_name(name, k) for k in range(len(node.shards))] or [name]
     yield from zip(names, synchronizers_of(node), strict=True)
 
 

@@ -75,10 +75,12 @@ def _stay_with_variables(
 def _device_of_part(step: Step, handle: str, devices: list[list[str]], context: Context) -> str | None:
     """Returns the device that holds a part of a variable on a mesh; None: it is the worker's first one."""
     coordinate, _ = step.part_of(handle)
+    if coordinate:
+        return devices[coordinate][0]
     variable = step.by_handle.get(handle)
     if isinstance(step, StepWithOwners) and variable is not None and variable.name in step.slices:
         return step.slices[variable.name].device(context.worker)
-    return devices[coordinate][0] if coordinate else None
+    return None
 
 
 def _devices(context: Context) -> list[list[str]]:

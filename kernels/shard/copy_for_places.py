@@ -18,6 +18,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.local_reshards import Row, add_row
 from autodist.kernels.shard.resharded_flows import CopiedFlows
 from autodist.kernels.shard.reshards import Reshard, ReshardKind, set_index, source_of
+from autodist.placement.holder import Holder
 from autodist.placement.partitioning import part_name
 
 _Transfer = tuple[tuple[str, ...], Row, tuple[int, ...]]
@@ -81,6 +82,7 @@ class _Copying:
         self._require_whole()
         return self.editor.to_step(
             variables=tuple(one for variable in self.step.variables for one in self._variables(variable)),
+            holders={name: one for of_part in self.step.holders.items() for name, one in self._holders(*of_part)},
             gradients=tuple(one for gradient in self.step.gradients for one in self._gradients(gradient)),
             flows=None if self.step.flows is None else CopiedFlows(self.step.flows, self.parts, self.sources),
             parts=self.parts,
@@ -204,6 +206,10 @@ class _Copying:
         for handle in self._all_of(variable.handle):
             coordinate, _ = self.parts.get(handle, (0, handle))
             yield replace(variable, name=part_name(variable.name, coordinate), handle=handle)
+
+    def _holders(self, variable: str, holder: Holder) -> Iterator[tuple[str, Holder]]:
+        """Yields the holders of the parts of a variable; the rows of all coordinates have the same workers."""
+        yield from ((part.name, holder) for part in self._variables(self.step.by_name[variable]))
 
     def _gradients(self, gradient: VariableGradient) -> Iterator[VariableGradient]:
         """Yields the gradients of the parts of a variable; parts whose gradients are the same rows share the first."""

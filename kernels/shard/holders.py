@@ -17,7 +17,7 @@ from autodist.graph.step import CapturedStep, ReplicatedStep, StepWithOwners
 from autodist.kernels.base import Context, Kernel
 from autodist.placement.group import Group, Place
 from autodist.placement.holder import Holder, Slice
-from autodist.placement.partitioning import Partitioning, even_sizes, shard_name
+from autodist.placement.partitioning import Partitioning, even_sizes, part_name, shard_name
 from autodist.sharding import Mesh, Sharding
 
 
@@ -52,7 +52,7 @@ class HoldOnMesh(Kernel[ReplicatedStep, ReplicatedStep]):
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         if context.mesh is None:
             return step
-        return replace(step, holders={**step.holders, **holders_on_mesh(step, context)})
+        return replace(step, holders=holders_on_mesh(step, context))
 
 
 def _in_row(holder: Holder, shape: Sequence[int], row: Sequence[Place]) -> Holder | None:
@@ -87,8 +87,14 @@ def holders_on_mesh(step: StepWithOwners, context: Context) -> dict[str, Holder]
     undivided = Sharding(())
     return {
         name: _on_mesh(parts[name], step.shardings.get(name, undivided), context)
-        for name in dict.fromkeys([*step.shardings, *step.holders])
+        for name in divided_variables(step, context)
     }
+
+
+def divided_variables(step: StepWithOwners, context: Context) -> list[str]:
+    """Returns the captured names of the variables that a mesh divides along any axis."""
+    parts = {part_name(name, k) for name in step.shardings for k in range(1, len(context.coordinates))}
+    return [name for name in dict.fromkeys([*step.shardings, *step.holders]) if name not in parts]
 
 
 def part_index(mesh: Mesh, place: int, sharding: Sharding) -> int:

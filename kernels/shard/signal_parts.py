@@ -14,7 +14,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.shard.holders import part_index
+from autodist.kernels.shard.holders import divided_variables, part_index
 from autodist.kernels.shard.lower import group_of
 from autodist.placement.partitioning import shard_name
 
@@ -61,7 +61,7 @@ def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, con
     group, me = group_of(range(mesh.size), context), context.worker
     first = group_of(mesh.row(0, axes), context)
     others, owners = ([worker for worker in one.workers if worker != me] for one in (group, first))
-    names = sorted({*step.shardings, *step.holders})
+    names = sorted(divided_variables(step, context))
     divided = {handle for name in names for handle, _ in _handles(step, name)}
     effects = step.graph_index.effects
     writes = [name for name, effect in effects.items() if effect.writes & divided and name in editor]

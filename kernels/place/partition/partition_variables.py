@@ -104,7 +104,9 @@ def partition(step: PlacedStep) -> Partitioned:
     variables = _variables(work)
     work.editor.prune(work.editor.named(gradients=gradients, variables=variables))
     log_lines = tuple(work.put_together(stages.once))
-    made = work.editor.to_step(gradients=gradients, variables=variables, flows=CutFlows(flows, work))
+    made = work.editor.to_step(
+        gradients=gradients, variables=variables, flows=CutFlows(flows, work), parts={**step.parts, **_parts(work)}
+    )
     return Partitioned(made, log_lines, dict(work.written_whole))
 
 
@@ -164,6 +166,16 @@ def _variables(work: Work) -> tuple[Variable, ...]:
         cut = work.variables.get(variable.handle)
         found += [variable] if cut is None else cut.shards
     return (*found, *work.copies)
+
+
+def _parts(work: Work) -> Mapping[str, tuple[int, str]]:
+    """Returns the shards of a variable's parts on a mesh, by handle: the coordinate and the first part's shard."""
+    found = {}
+    for handle, cut in work.variables.items():
+        coordinate, first = work.step.part_of(handle)
+        if coordinate:
+            found |= {shard.handle: (coordinate, shard_name(first, k)) for k, shard in enumerate(cut.shards)}
+    return found
 
 
 def cut_gradients(

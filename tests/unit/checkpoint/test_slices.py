@@ -12,6 +12,7 @@ import tensorflow as tf
 from autodist.checkpoint import slices
 from autodist.checkpoint.slices import KeyedVariable, read_into_process, read_into_session
 from autodist.checkpoint.write import PartWriter, merge
+from autodist.placement.group import Group
 from autodist.placement.holder import Holder
 from autodist.placement.partitioning import Partitioning
 from autodist.runtime import variable_slices as pieces_module
@@ -29,6 +30,7 @@ HOLDERS = {
     "rows at owners": held_by(VALUE.shape, (1, 0), Partitioning(0, (1, 3))),
     "rows with copies": held_by(VALUE.shape, (1, 0), Partitioning(0, (2, 2)), copies=[["/proxy"]]),
     "columns": held_by(VALUE.shape, (0, None, 1), Partitioning(1, (2, 1, 3))),
+    "rows and columns": Holder.divided(VALUE.shape, (2, 2), [Group.of_workers([worker]) for worker in (0, 1, 1, 0)]),
 }
 
 

@@ -34,8 +34,8 @@ from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.shard.holders import HoldOnMesh
 from autodist.placement.partitioning import Partitioning, part_name, shard_name
 from autodist.proto import strategy_pb2
-from autodist.sharding import Mesh, Sharding
-from autodist.strategies.mesh_data import nodes_in_slices
+from autodist.sharding import Axis, Mesh, Sharding
+from autodist.strategies.mesh_data import nodes_in_slices, owners_in_rows
 from autodist.synchronizers import mesh_of
 from tests.unit.kernels.without_stacks import without_stacks
 
@@ -115,9 +115,12 @@ def on_mesh(
     strategy = plan(step, workers, devices, **options)
     strategy.graph_config.workers = workers
     shardings = {name: Sharding.parse(text) for name, text in layouts.items()}
-    for node in strategy.nodes if data in sizes else ():
-        if node.variable in shardings and data in shardings[node.variable].used():
-            node.CopyFrom(nodes_in_slices(step, shardings, data, range(sizes[data]))[node.variable])
+    if any(data in sharding.used() for sharding in shardings.values()):
+        places = [place.worker for place in strategy.graph_config.replicas]
+        owners = owners_in_rows(Mesh(tuple(Axis(*one) for one in sizes.items())), places, data)
+        in_slices = nodes_in_slices(step, shardings, data, owners)
+        for node in strategy.nodes:
+            node.CopyFrom(in_slices.get(node.variable, node))
     strategy.mesh.CopyFrom(
         strategy_pb2.Mesh(
             axes=[strategy_pb2.MeshAxis(name=name, size=size) for name, size in sizes.items()],
@@ -218,7 +221,7 @@ class Session:
         names = [v.name for v in captured.step.variables]
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
         first = self.items[0]
-        self.cuts = first.partitionings
+        self.cuts = {name: cut for name, cut in first.partitionings.items() if name in whole}
         initial = in_shards(whole, self.cuts)
         if strategy.HasField("mesh"):  # `_part` divides whole values
             initial |= whole
@@ -335,16 +338,17 @@ class Session:
     def _part(self, worker: int, name: str, values: Values) -> np.ndarray:
         """The value of a variable, or of the part that a worker holds on a mesh under a name."""
         step, context, whole = self.items[worker], Context(self.strategy, worker), self._whole(worker, name)
+        coordinate, _ = step.part_of(step.by_name[name].handle)
+        place = context.coordinates[coordinate] if context.mesh is not None else 0
         for variable, cut in self.cuts.items() if context.mesh is not None else ():
             shards = [shard_name(variable, k) for k in range(len(cut.sizes))]
             if whole in shards:
                 sharding, value = step.shardings.get(variable), values[variable]
-                part = value if sharding is None else part_of(value, sharding, context.mesh, context.coordinates[0])
+                part = value if sharding is None else part_of(value, sharding, context.mesh, place)
                 return np.split(part, cut.starts[1:], cut.axis)[shards.index(whole)]
         sharding = step.shardings.get(whole)
         if sharding is None or context.mesh is None:
             return values[whole]
-        place = context.coordinates[step.part_of(step.by_name[name].handle)[0]]
         return part_of(values[whole], sharding, context.mesh, place)
 
     def _handles(self, worker: int) -> dict[str, tf.Tensor]:
@@ -398,8 +402,11 @@ def values_in_row(values: Sequence[Values], context: Context, cuts: Mapping[str,
     """The variables of a worker on a mesh, with the slices of all workers of its row joined."""
     row = [values[worker] for worker in context.group.workers]
     found = dict(values[context.worker])
-    for name, cut in cuts.items():
+    parts = [(part_name(name, k), cut) for name, cut in cuts.items() for k in range(len(context.coordinates))]
+    for name, cut in parts:
         shards = [shard_name(name, k) for k in range(len(cut.sizes))]
+        if not any(shard in mine for shard in shards for mine in row):
+            continue  # the worker's coordinates have one part of the variable
         held = [[mine[shard] for mine in row if shard in mine] for shard in shards]
         assert all(len(copies) == 1 for copies in held), f"{name}: each slice has one owner in a row"
         found[name] = np.concatenate([copy for (copy,) in held], cut.axis)

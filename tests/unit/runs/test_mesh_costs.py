@@ -85,6 +85,12 @@ def test_links_of_workers_with_two_places_carry_the_bytes_of_a_run(layouts):
     assert_as_in_a_run(perceptron(), {"data": 2, "model": 2}, layouts, 2 * LITTLE, devices=2)
 
 
+@pytest.mark.parametrize("sizes", [{"data": 2, "model": 2}, {"model": 2, "data": 2}], ids=str)
+def test_slices_of_workers_with_two_places_carry_the_bytes_of_a_run(sizes):
+    layouts = {"w1": "[data, model]", "w2": "[model, data]"}
+    assert_as_in_a_run(perceptron(), sizes, layouts, 2 * LITTLE, devices=2)
+
+
 def test_places_of_one_worker_send_nothing():
     model = perceptron()
     strategy = on_mesh(

@@ -9,32 +9,43 @@ import pytest
 
 from autodist.kernels import Context, find_divided, rewrite
 from autodist.kernels.place.gather_layers import GATHER
-from tests.unit.kernels.in_one_process import Session, assert_same, on_mesh, one_device
-from tests.unit.kernels.shard.mesh_models import Model, perceptron, table, transformer
+from autodist.options.fields import OptionError
+from autodist.sharding import Axis, Mesh
+from autodist.strategies.mesh_data import owners_in_rows
+from tests.unit.kernels.in_one_process import on_mesh
+from tests.unit.kernels.shard.mesh_models import perceptron, table, transformer
+from tests.unit.kernels.shard.test_partition import assert_equal_on_mesh
 
-
-def assert_equal_on_mesh(model: Model, sizes: dict[str, int], layouts: dict[str, str], rtol: float = 1e-12) -> None:
-    strategy = on_mesh(model.captured.step, sizes, layouts)
-    expected = one_device(model.captured, model.step, model.batches)
-    assert_same(Session(model.captured, strategy).train(model.batches), expected, rtol)
+LAYOUTS = [
+    {"w1": "[data, –]"},
+    {"w1": "[–, data]", "b1": "[data]"},
+    {"w1": "[data, model]", "w2": "[model, data]"},
+    {"w1": "[model, data]", "w2": "[data, model]", "b1": "[data]"},
+    {"w1": "[–, model·data]", "w2": "[data·model, –]"},
+]
 
 
 @pytest.mark.parametrize(
     "sizes", [{"data": 2, "model": 1}, {"data": 4, "model": 1}, {"data": 2, "model": 2}, {"data": 3, "model": 2}]
 )
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+def test_a_perceptron(sizes, layouts):
+    assert_equal_on_mesh(perceptron(), sizes, layouts)
+
+
 @pytest.mark.parametrize(
-    "layouts",
+    ("sizes", "devices"),
     [
-        {"w1": "[data, –]"},
-        {"w1": "[–, data]", "b1": "[data]"},
-        {"w1": "[data, model]", "w2": "[model, data]"},
-        {"w1": "[model, data]", "w2": "[data, model]", "b1": "[data]"},
-        {"w1": "[–, model·data]", "w2": "[data·model, –]"},
+        ({"data": 2, "model": 2}, 4),
+        ({"data": 2, "model": 2}, 2),  # the axis of the model within a worker
+        ({"model": 2, "data": 2}, 2),  # the axis of the data within a worker
+        ({"data": 4, "model": 2}, 4),
     ],
     ids=str,
 )
-def test_a_perceptron(sizes, layouts):
-    assert_equal_on_mesh(perceptron(), sizes, layouts)
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+def test_workers_with_several_devices(sizes, devices, layouts):
+    assert_equal_on_mesh(perceptron(), sizes, layouts, devices=devices)
 
 
 BY_DATA_AND_MODEL = {
@@ -84,6 +95,33 @@ def test_slices_have_one_owner_in_each_row_and_slots_too():
         assert holders["w1"].slices == holders["m1"].slices and holders["w1"].axis is None
         assert [one.group.workers for one in holders["w2"].slices] == [(0, 1), (2, 3)]
         assert holders["w2"].axis == 1 and holders["w2"].layer
+
+
+def test_workers_with_several_coordinates_own_a_slice_of_each_part():
+    model = perceptron()
+    layouts = {"w1": "[data, model]", "w2": "[–, data]"}
+    strategy = on_mesh(model.captured.step, {"data": 2, "model": 2}, layouts, devices=2)
+    for k, place in enumerate(strategy.mesh.places):
+        place.device = f"gpu:{k % 2}"
+    step = rewrite(model.captured.step, Context(strategy, 1))
+    assert [(one.begin, one.group.places) for one in step.holders["m1"].slices] == [
+        ((0, 0), ((0, "gpu:0"),)),
+        ((0, 4), ((0, "gpu:1"),)),
+        ((3, 0), ((1, "gpu:0"),)),
+        ((3, 4), ((1, "gpu:1"),)),
+    ]
+    assert [one.group.workers for one in step.holders["w2"].slices] == [(0,), (1,)]
+    assert {*step.holders} == {"w1", "w2", "b1", "m1"}
+    nodes = {v.name: step.graph_index.nodes[v.handle] for v in step.variables if v.name.startswith("w1")}
+    stored = {name: (node.attr["shared_name"].s[-16:].decode(), node.device[-12:]) for name, node in nodes.items()}
+    assert stored["w1/shard_1"] == ("/shard_1/shard_0", "device:GPU:0")
+    assert stored["w1/part_1/shard_1"] == ("/shard_1/shard_1", "device:GPU:1")
+
+
+def test_slices_of_workers_with_unequal_rows_are_refused():
+    mesh = Mesh((Axis("data", 4), Axis("model", 2)))
+    with pytest.raises(OptionError, match="different numbers of devices along it"):
+        owners_in_rows(mesh, [0, 2, 0, 2, 0, 3, 1, 3], "data")
 
 
 def test_later_steps_have_the_slices_of_earlier_ones():
