@@ -267,7 +267,7 @@ class AutoDist:
             )
         graph = tf.compat.v1.get_default_graph()
         captured = CapturedGraph.of(graph, self._notes.calls, self._sums.sums)
-        with quiet_tensorflow():
+        with quiet_tensorflow(), setting_distribution(self._distribution):
             return DistributedSession(self._run, captured, self._notes, batch_axis)
 
     def function(

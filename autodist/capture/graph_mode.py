@@ -19,7 +19,7 @@ from autodist.capture.assemble import (
 )
 from autodist.capture.gradients import RecordedGradientCall, tensors_of
 from autodist.capture.in_step_all_reduces import RecordedAllReduce
-from autodist.capture.keras.distribution.variables import require_unsharded
+from autodist.capture.keras.distribution.requested import requested_in_graph
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor, NodeDef
@@ -29,6 +29,7 @@ from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.step import CapturedStep
+from autodist.sharding import Annotations
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class CapturedGraph:
         variables: all variables.
         sums: the in-step all-reduces.
         order: additional control dependencies: the operations that run before an operation, by its name.
+        sources: the variables of the script, by name.
     """
 
     graph: tf.Graph
@@ -59,6 +61,7 @@ class CapturedGraph:
     variables: tuple[Variable, ...]
     sums: tuple[RecordedAllReduce, ...] = ()
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sources: Mapping[str, ScriptVariable] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -72,7 +75,6 @@ class CapturedGraph:
 
         Raises:
             CaptureError: gradients were computed in several graphs, or replicas cannot share a variable.
-            StrategyError: a variable of Keras has a layout.
         """
         calls = tuple(calls)
         if any(c.graph is not graph for c in calls):
@@ -81,8 +83,9 @@ class CapturedGraph:
                 "each graph."
             )
         found = find_variables(graph)
-        require_unsharded(one.source for one in found)
-        return cls(graph, calls, describe_variables(found), tuple(sums), order or {})
+        variables = describe_variables(found)
+        sources = {variable.name: one.source for variable, one in zip(variables, found, strict=True)}
+        return cls(graph, calls, variables, tuple(sums), order or {}, sources)
 
     def require_same_training(self, calls: Sequence[RecordedGradientCall]) -> None:
         """Checks that additions to the graph since its session was created do not change the training.
@@ -105,7 +108,11 @@ class CapturedGraph:
             )
 
     def whole(self) -> CapturedStep:
-        """Returns the CapturedStep of the whole graph, from which the strategy is planned; cached."""
+        """Returns the CapturedStep of the whole graph, from which the strategy is planned; cached.
+
+        Raises:
+            StrategyError: the distribution of Keras that is set does not fit the run or the variables.
+        """
         return self._whole
 
     @cached_property
@@ -113,7 +120,9 @@ class CapturedGraph:
         definition = self._editor().to_graph_def()
         present = {node.name for node in definition.node}
         calls = [c for c in self.calls if c.seed.op.name in present]
-        return assemble(self._notes(calls, {}), definition, self.variables, {}, [], [])
+        step = assemble(self._notes(calls, {}), definition, self.variables, {}, [], [])
+        trained = {gradient.variable for gradient in step.gradients}
+        return replace(step, annotations=requested_in_graph(self.sources, trained))
 
     @cached_property
     def _applied(self) -> dict[str, str]:
@@ -152,7 +161,15 @@ class CapturedGraph:
         notes = self._notes(calls, {node_of(new): name for name, new in fed.items()}, self._applied)
         axes = {fed[name]: axis for name, axis in inputs.items()}
         step = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
+        step = replace(step, annotations=self._annotations_of(variables))
         return replace(step, noted=_inferred_specs(step)) if ranks else step
+
+    def _annotations_of(self, variables: Iterable[Variable]) -> Annotations | None:
+        """Returns the shardings that the script requests for some of the variables."""
+        found, names = self._whole.annotations, {variable.name for variable in variables}
+        if found is None:
+            return None
+        return replace(found, variables={name: one for name, one in found.variables.items() if name in names})
 
     def _trained_by(self, needed: set[str]) -> list[str]:
         """Returns the handles of the variables to which this run or a later one applies the run's gradients."""

@@ -15,7 +15,7 @@ from autodist.capture.batch_requirements import require_any_length, require_no_r
 from autodist.capture.captured_resources import require_unchanged
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.session_resources import GETS, only_uses_resources, share_resources
-from autodist.errors import CaptureError, CaptureMismatchError, StrategyError
+from autodist.errors import CaptureError, CaptureMismatchError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import find_stages, written_handles
 from autodist.graph.flows import flows_of, row_axes
@@ -255,19 +255,9 @@ class SessionPlan:
         return holders
 
     def _find_divided(self, whole: CapturedStep) -> dict[str, Holder]:
-        """Returns the holder of each variable on a mesh.
-
-        Raises:
-            StrategyError: a variable is divided along several dimensions.
-        """
+        """Returns the holder of each variable on a mesh."""
         everyone = Group.all_workers(self._run.workers)
         divided = self._run.steps.divided(replace(whole, inputs=_open_inputs(whole)), self.strategy, self._names)
-        for name, holder in divided.items():
-            if holder.partitioning is None and not holder.is_everywhere:
-                raise StrategyError(
-                    f"{name} is divided along several dimensions, and runs of a session that only set variables need "
-                    "one. Divide it along one dimension, or train it with @ad.function."
-                )
         return {v.name: divided.get(v.name, Holder.whole(v.shape, everyone)) for v in whole.variables}
 
     def placed(self, step: CapturedStep) -> CapturedStep:

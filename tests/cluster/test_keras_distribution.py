@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.cluster.trainings import Training
+
+v1 = tf.compat.v1
 
 pytestmark = pytest.mark.processes
 
@@ -113,6 +118,38 @@ def test_model_parallel_trains_evaluates_and_predicts_as_one_device(
         run.assert_kept(workers, expected)
     assert f"mesh {{batch: {shape[0]}, model: {shape[1]}}}" in run.stderr
     assert "matches no" not in run.stderr
+
+
+def trained_in(session_of: Callable[[], v1.Session]) -> dict[str, np.ndarray]:
+    """Trains two layers in a session of the default graph."""
+    x = np.random.default_rng(1).normal(size=(13, 8))
+    given = hidden = v1.placeholder(tf.float64, [None, 8])
+    for name, shape in {"up/kernel": (8, 6), "down/kernel": (6, 8)}.items():
+        initial = np.cos(np.arange(48.0)).reshape(shape)
+        hidden = tf.tanh(hidden @ v1.get_variable(name, initializer=initial, use_resource=True))
+    loss = tf.reduce_mean(tf.square(hidden))
+    train = v1.train.AdamOptimizer(0.01).minimize(loss)
+    session = session_of()
+    session.run(v1.global_variables_initializer())
+    losses = [session.run([loss, train], {given: x[:rows]})[0] for rows in (13, 6, 1)]
+    values = session.run(v1.trainable_variables())
+    return {"losses": np.asarray(losses), "up": values[0], "down": values[1]}
+
+
+def test_model_parallel_divides_the_variables_of_a_session(tmp_path: Path) -> None:
+    script = (
+        "from collections.abc import Callable\nimport tensorflow as tf\nv1 = tf.compat.v1\n"
+        + inspect.getsource(trained_in)
+        + "\nwith tf.Graph().as_default(), ad.scope():\n    keep(**trained_in(ad.create_distributed_session))\n"
+    )
+    with tf.Graph().as_default():
+        expected = trained_in(v1.Session)
+    with Training(tmp_path, script, TWO | {"batch": "global"}, before=LAYOUTS.format(shape=(2, 2))) as run:
+        assert run.wait(START) == 0, run.stderr
+        run.assert_gone()
+        run.assert_kept(2, expected)
+    assert re.search(r"\[–, model\] +│ the layout-map key 'up/kernel'", run.stderr), run.stderr
+    assert re.search(r"\[model, batch\] +│ the layout-map key 'down/kernel'", run.stderr), run.stderr
 
 
 @pytest.mark.parametrize("shape, cause", [((1, 4), "after AutoDist"), ((2, 4), "has 8 places, and the run has")])

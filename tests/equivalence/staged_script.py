@@ -26,11 +26,14 @@ def replicas(count: int) -> dict[str, object]:
     return {"nodes": [{"address": "localhost", "cpus": list(range(count))}]}
 
 
-def mesh_of_tensors(workers: int, data: int = 2) -> dict[str, object]:
-    """Layers divided by columns, then by rows, on four devices; kernel_2 of the session is whole."""
+def mesh_of_tensors(workers: int, data: str | None = None) -> dict[str, object]:
+    """Layers divided by columns, then by rows, on four devices; kernel_2 of the session is whole.
+
+    With `data`, the other dimension of each kernel is divided along this axis.
+    """
     columns, rows = ".*/(dense|dense_2)/kernel|kernel_0", ".*/(dense_1|dense_3)/kernel|kernel_1"
-    layouts = {columns: {"sharding": [None, "model"]}, rows: {"sharding": ["model"]}}
-    strategy = {"builder": "Mesh", "mesh": {"data": data, "model": -1}, "variables": layouts, "compare_every": 1}
+    layouts = {columns: {"sharding": [data, "model"]}, rows: {"sharding": ["model", data]}}
+    strategy = {"builder": "Mesh", "mesh": {"data": 2, "model": -1}, "variables": layouts, "compare_every": 1}
     nodes = [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": workers}]
     return {"nodes": nodes, "strategy": strategy, "batch": "global"}
 
@@ -39,6 +42,7 @@ MACHINES = {
     "mesh of tensors": mesh_of_tensors(4),
     "mesh of tensors on one": mesh_of_tensors(1),
     "mesh of tensors on two": mesh_of_tensors(2),
+    "mesh of slices of tensors on two": mesh_of_tensors(2, "data"),
     "stages": pipelines(2, micro_batches=MICRO_BATCHES, schedule="1F1B", recompute=True),
     "mesh": pipelines(4, micro_batches=1, mesh={"stage": 2, "data": 2}),
     "replicas of stages": replicas(MICRO_BATCHES),

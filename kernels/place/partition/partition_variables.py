@@ -21,6 +21,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.partition import rows
 from autodist.kernels.place.partition.access import access
+from autodist.kernels.place.partition.along_axes import partition_along_axes
 from autodist.kernels.place.partition.arithmetic import DIVIDED, on_pieces
 from autodist.kernels.place.partition.layouts import Alike, Along, Routed, RowIds
 from autodist.kernels.place.partition.routes import route
@@ -65,6 +66,7 @@ class PartitionVariables(Kernel[PlacedStep, PlacedStep]):
     }
 
     def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
+        step = partition_along_axes(step, lambda *one: partition(*one).step)
         if not any(name in step.by_name for name in step.partitionings):
             return step
         partitioned = partition(step)
@@ -89,11 +91,11 @@ class Partitioned:
     written_whole: Mapping[str, str]
 
 
-def partition(step: PlacedStep) -> Partitioned:
-    """Partitions a step's variables according to their holders."""
+def partition(step: PlacedStep, label: str = "partition") -> Partitioned:
+    """Partitions a step's variables according to their holders; `label` is that of new nodes."""
     flows = step.flows or flows_of(step)  # propagation does not follow routed rows
     stages = find_stages(step)
-    work = Work(step, StepEditor(step), stages.effects)
+    work = Work(step, StepEditor(step), stages.effects, label)
     _make_handles(work)
     gradients = cut_gradients(work, stages.gradients, stages.once)
     for name in sorted(stages.order, key=stages.order.__getitem__):
@@ -170,7 +172,7 @@ def _variables(work: Work) -> tuple[Variable, ...]:
 
 def _parts(work: Work) -> Mapping[str, tuple[int, str]]:
     """Returns the shards of a variable's parts on a mesh, by handle: the coordinate and the first part's shard."""
-    found = {}
+    found: dict[str, tuple[int, str]] = {}
     for handle, cut in work.variables.items():
         coordinate, first = work.step.part_of(handle)
         if coordinate:

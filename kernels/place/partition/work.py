@@ -90,10 +90,13 @@ class Work:
         variables: the partitioned variables, by handle.
         copies: unpartitioned copies of variables, for nodes that take a handle and cannot use shards.
         written_whole: by name, the partitioned variables that are written as a whole, with the op.
+        label: of new nodes.
     """
 
-    def __init__(self, step: PlacedStep, editor: StepEditor[PlacedStep], effects: Mapping[str, Effect]) -> None:
-        self.step, self.editor, self.effects = step, editor, effects
+    def __init__(
+        self, step: PlacedStep, editor: StepEditor[PlacedStep], effects: Mapping[str, Effect], label: str = "partition"
+    ) -> None:
+        self.step, self.editor, self.effects, self.label = step, editor, effects, label
         self.variables = {
             step.by_name[name].handle: PartitionedVariable.of(step.by_name[name], cut)
             for name, cut in step.partitionings.items()
@@ -223,7 +226,7 @@ class Work:
     def subgraph(self, what: str) -> Iterator[SubgraphBuilder]:
         """Adds nodes (see `autodist.graph.subgraph`), and registers the shapes and dtypes of their tensors."""
         self._subgraphs += 1
-        with self.editor.subgraph(f"partition/{what}/{self._subgraphs}") as f:
+        with self.editor.subgraph(f"{self.label}/{what}/{self._subgraphs}") as f:
             yield f
 
     def order_after(self, node: str, names: Sequence[str], *, removed: bool = False, by_shard: bool = True) -> None:

@@ -14,7 +14,7 @@ import keras
 
 from autodist.capture.keras.distribution.meshes import describe_mesh, mesh_of
 from autodist.capture.keras.distribution.run_settings import RunSettings
-from autodist.capture.keras.distribution.variables import KerasVariable, keras_variable
+from autodist.capture.keras.distribution.variables import KerasVariable
 from autodist.errors import StrategyError
 from autodist.logs.formatting import capitalised, counted, did_you_mean, listed, readable_shape, some_of
 from autodist.sharding import WHOLE, Annotations, Constraint, Dim, Mesh, Origin, Sharding
@@ -45,19 +45,21 @@ class Layouts:
     missing: Mapping[str, Constraint] = field(default_factory=dict)
 
 
-def annotations_of(distribution: Any, run: RunSettings | None, sources: Mapping[str, Any]) -> Annotations:
+def annotations_of(
+    distribution: Any, run: RunSettings | None, described: Mapping[str, KerasVariable], slots: Iterable[str] = ()
+) -> Annotations:
     """Returns the shardings that a distribution requests for the variables of a captured step.
 
     Args:
         distribution: a `ModelParallel` or a `LayoutMap`.
         run: the settings of the run.
-        sources: the `tf.Variable`s of the step, by their names in the step. Those that Keras has not made are open.
+        described: the variables that keys may match, by their names in the step. All others are open.
+        slots: as for `layouts_of`.
 
     Raises:
         StrategyError: as for `layouts_of`.
     """
-    described = {name: one for name, source in sources.items() if (one := keras_variable(source)) is not None}
-    layouts = layouts_of(distribution, run, described.values())
+    layouts = layouts_of(distribution, run, described.values(), slots)
     found = zip(described, layouts.variables, strict=True)
     return Annotations(
         {_MESH: layouts.mesh},

@@ -14,7 +14,12 @@ from autodist.capture.keras.distribution.layouts import annotations_of, layouts_
 from autodist.capture.keras.distribution.meshes import describe_mesh
 from autodist.capture.keras.distribution.outputs import constraints_in
 from autodist.capture.keras.distribution.run_settings import current_run
-from autodist.capture.keras.distribution.variables import keras_variable, made_under, require_no_layout
+from autodist.capture.keras.distribution.variables import (
+    KerasVariable,
+    keras_variable,
+    made_under,
+    require_no_layout,
+)
 from autodist.errors import StrategyError
 from autodist.sharding import Annotations
 
@@ -35,6 +40,39 @@ def requested_shardings(
         StrategyError: the variables were made under several distributions, or before the one that is set; or the
             distribution does not fit the run.
     """
+    described = {name: one for name, source in sources.items() if (one := keras_variable(source)) is not None}
+    found = _requested(sources, trained, described)
+    return None if found is None else replace(found, constraints=constraints_in(definition))
+
+
+def requested_in_graph(sources: Mapping[str, Any], trained: Collection[str]) -> Annotations | None:
+    """Returns the shardings that a distribution requests for the variables of a graph of TensorFlow 1.
+
+    Keys match the paths of Keras's variables, and the names of others. Slots, which TensorFlow names after their
+    variables, are sharded as these.
+
+    Args:
+        sources: the variables of the graph, by name.
+        trained: the names of those that it trains.
+
+    Raises:
+        StrategyError: as for `requested_shardings`, or a key matches slots alone.
+    """
+    slots = [name for name in sources if name not in trained and any(f"/{one}/" in f"/{name}" for one in trained)]
+    described = {
+        name: keras_variable(source) or KerasVariable(name, tuple(source.shape.as_list()))
+        for name, source in sources.items()
+        if name not in slots
+    }
+    return _requested(sources, trained, described, slots)
+
+
+def _requested(
+    sources: Mapping[str, Any],
+    trained: Collection[str],
+    described: Mapping[str, KerasVariable],
+    slots: Collection[str] = (),
+) -> Annotations | None:
     run = current_run()
     if run is not None and run.is_reference:
         return None
@@ -47,13 +85,11 @@ def requested_shardings(
             "all models of a step."
         )
     if type(current) is keras.distribution.ModelParallel or found:
-        described = {name: one for name, source in sources.items() if (one := keras_variable(source)) is not None}
         distribution = found[0] if found else current
         check_distribution(distribution)
-        require_made_under(
-            distribution, {one.path: sources[name] for name, one in described.items() if name in trained}
-        )
+        of_keras = {name: one for name in trained if (one := keras_variable(sources[name])) is not None}
+        require_made_under(distribution, {one.path: sources[name] for name, one in of_keras.items()})
         warn_of_layouts(distribution, layouts_of(distribution, run, described.values()), described.values())
-        return replace(annotations_of(distribution, run, sources), constraints=constraints_in(definition))
+        return annotations_of(distribution, run, described, slots)
     require_no_layout(sources.values())
     return None

@@ -75,25 +75,5 @@ def require_no_layout(variables: Iterable[Any]) -> None:
             )
 
 
-def require_unsharded(variables: Iterable[Any]) -> None:
-    """Checks the variables of a session's graph.
-
-    Args:
-        variables: `tf.Variable`s.
-
-    Raises:
-        StrategyError: one was made under a distribution that shards it, or with a layout of its own.
-    """
-    variables = [*variables]
-    for path, _, sharded_by in (getattr(variable, _NOTE, (None, None, None)) for variable in variables):
-        if sharded_by is not None:
-            raise StrategyError(
-                f"The variable {path} was made while keras.distribution's {type(sharded_by).__name__} was set, and "
-                f"AutoDist does not support it in sessions of TensorFlow 1. {REMOVE}, before the model is built, or "
-                "write the layouts in the YAML under `builder: Mesh`."
-            )
-    require_no_layout(variables)
-
-
 def _divides(layout: Any) -> bool:
     return layout is not None and any(axis is not None for axis in getattr(layout, "axes", ["unknown"]))

@@ -19,7 +19,7 @@ from autodist.capture.keras.distribution.layouts import (
     layouts_of,
 )
 from autodist.capture.keras.distribution.run_settings import RunSettings
-from autodist.capture.keras.distribution.variables import KerasVariable
+from autodist.capture.keras.distribution.variables import KerasVariable, keras_variable
 from autodist.errors import StrategyError
 from autodist.sharding import Mesh, lines_of
 
@@ -134,7 +134,8 @@ def test_the_annotations_of_a_step_name_its_variables_as_tensorflow_does() -> No
         layer.build((None, 6))
     own = tf.Variable(1.0, name="own")
     sources = {"first": layers[0].kernel.value, "second": layers[1].kernel.value, "own": own}
-    found = annotations_of(layouts, FOUR, sources)
+    described = {name: one for name, source in sources.items() if (one := keras_variable(source)) is not None}
+    found = annotations_of(layouts, FOUR, described)
     assert found.meshes == {"mesh": Mesh.of({"batch": 2, "model": 2})}
     assert re.fullmatch(r"the DeviceMesh {batch: 2, model: 2} \(test_layouts.py:\d+\)", str(found.mesh_origins["mesh"]))
     assert [*lines_of(found)][1:] == [

@@ -10,12 +10,16 @@ import pytest
 import tensorflow as tf
 from keras.distribution import DeviceMesh, LayoutMap, ModelParallel, set_distribution
 
+from autodist.capture.gradients import recording_gradients
+from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.keras.distribution import run_settings
 from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
 from autodist.errors import StrategyError
 from autodist.graph.step import CapturedStep
 from autodist.sharding import Mesh
 from tests.unit.kernels.in_one_process import capture
+
+v1 = tf.compat.v1
 
 LAYOUTS = {"up/kernel": (None, "model"), "down/kernel": ("model", None)}
 TWO = RunSettings(("cpu:0", "cpu:1"), workers=2, mesh=Mesh.of({"batch": 1, "model": 2}), batch_axis="batch")
@@ -115,3 +119,44 @@ def test_a_layout_within_a_loop_is_refused() -> None:
 
     with pytest.raises(StrategyError, match="within the function .*such as the body of a loop"):
         capture(step, np.ones((3, 6), "float32"))
+
+
+def graph_of_variables() -> CapturedGraph:
+    """A graph of TensorFlow 1 with a layer of its own variables, and one of Keras."""
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
+        x = v1.placeholder(tf.float32, [None, 6])
+        hidden = tf.tanh(x @ v1.get_variable("up/kernel", [6, 8]))
+        down = keras.layers.Dense(2, name="down")
+        v1.train.AdamOptimizer().minimize(tf.reduce_mean(down(hidden) ** 2), name="train")
+        return CapturedGraph.of(graph, notes.calls)
+
+
+@pytest.mark.feature("session", "step: `keras.distribution.ModelParallel`")
+def test_a_session_has_layouts_of_variables_by_their_names_and_by_the_paths_of_keras() -> None:
+    with model_parallel(**LAYOUTS).scope():
+        graph = graph_of_variables()
+        whole, step = graph.whole().annotations, graph.step([], ["train"], {"Placeholder:0": 0}).annotations
+    assert whole is not None and step is not None
+    shardings = {name: str(one.sharding) for name, one in whole.variables.items()}
+    assert shardings == {"up/kernel": "[–, model]", "down/kernel": "[model, –]"}
+    assert step.variables == whole.variables
+    reading = graph.step(["Tanh:0"], [], {"Placeholder:0": 0}).annotations
+    assert reading is not None and {*reading.variables} == {"up/kernel"}
+
+
+def test_slots_of_a_session_follow_their_variables_and_a_key_of_slots_alone_is_refused() -> None:
+    with model_parallel(**{".*/kernel(/Adam.*)?": (None, "model")}).scope():
+        found = graph_of_variables().whole().annotations
+    assert found is not None and {*found.variables} == {"up/kernel", "down/kernel"}
+    with (
+        model_parallel(**{"up/kernel/Adam": (None, "model")}).scope(),
+        pytest.raises(StrategyError, match="'up/kernel/Adam' matches slots of an optimizer alone: up/kernel/Adam"),
+    ):
+        graph_of_variables().whole()
+
+
+def test_a_session_with_keras_variables_of_an_earlier_time_is_refused() -> None:
+    graph = graph_of_variables()
+    set_distribution(model_parallel(**LAYOUTS))
+    with pytest.raises(StrategyError, match="The variable down/.* was made before keras.distribution's ModelPara"):
+        graph.whole()
