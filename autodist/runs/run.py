@@ -24,6 +24,8 @@ from autodist.runs.coordination import Coordination
 from autodist.runs.copy_check import CopyCheck
 from autodist.runs.early_values import EarlyValueWarning
 from autodist.runs.failed_step import FailedStepGuard
+from autodist.runs.gathered_reads import GatheredReads
+from autodist.runs.memory_needs import available_memory
 from autodist.runs.peers import Peers
 from autodist.runs.run_end import RunEnd
 from autodist.runs.run_steps import RunSteps
@@ -104,6 +106,9 @@ class Run:
         self.startup = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup)
         self.tracker = VariableTracker(self.pull, self.workers)
+        self._gathered_reads = GatheredReads(
+            self.index, self.tracker, lambda: available_memory(self.spec.workers, self.index)
+        )
         self.updates = Updates(self._on_failed_update, self._on_failed_standing_update)
         # All workers run the same steps in the same order, so the script's threads run steps one at a time.
         self.step_lock: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
@@ -373,6 +378,9 @@ class Run:
             read: the variable that is read. If this worker's steps have written it, all that they have written are
                 updated; only those that this worker holds, if it holds `read`. If only other workers' steps may have
                 written it, it alone is updated. None: all.
+
+        Raises:
+            StrategyError: there is no room for the values that other workers hold.
         """
         if self._graph_runners is not None:
             with self.step_lock:
@@ -385,7 +393,7 @@ class Run:
                     all_behind = [t for t in self.tracker if t.is_behind]
                     held = [t for t in all_behind if t.holder.is_held_by(self.index)]
                     behind = held if read in held else all_behind
-                self.guard(self._variable_slices.pull, behind)
+                self.guard(self._variable_slices.pull, self._gathered_reads.of(behind, read))
 
     def flush_together(self) -> None:
         """Returns once all writes requested by the steps of all workers have been applied; call it on every worker.

@@ -176,3 +176,35 @@ with ad.scope():
     assert "StrategyError: " in run.stderr and cause in run.stderr, run.stderr
     causes = {line.partition("StrategyError: ")[2] for line in run.stderr.splitlines() if "StrategyError: " in line}
     assert len(causes) == 1, run.stderr
+
+
+def test_a_worker_that_alone_predicts_with_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    script = """
+import keras
+import autodist.runs.gathered_reads, autodist.runs.run
+from autodist.errors import StrategyError
+
+with ad.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="up"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((8, 4), "float32")
+    model.fit(x, np.ones((8, 1), "float32"), batch_size=4, verbose=0)
+    autodist.runs.gathered_reads.NOTED = 1  # small values are checked, too
+    autodist.runs.run.available_memory = lambda workers, index: 100  # the kernel has 128 B
+    together = model.predict(x, verbose=0)
+    try:
+        model.predict(x, verbose=0) if ad.is_chief else None
+        refused = ""
+    except StrategyError as error:
+        refused = str(error)
+    keep(together=together, refused=refused)
+"""
+    layouts = {".*/up/kernel": {"sharding": [None, "model"]}}
+    strategy = {"builder": "Mesh", "mesh": {"model": 2}, "variables": layouts}
+    machines = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "strategy": strategy}
+    with Training(tmp_path, script, machines) as run:
+        assert run.wait(START) == 0, run.stderr
+        run.assert_gone()
+        assert run.kept(1)["together"].shape == run.kept(0)["together"].shape == (8, 1)
+        assert run.kept(1)["refused"] == ""
+        assert "gathers 128 B that other workers hold" in str(run.kept(0)["refused"])
