@@ -72,6 +72,7 @@ EXAMPLES = {
         Example("digits_tf1", ("--epochs", "2"), r"^test accuracy ([\d.]+)$", 0.003),
         Example("char_language_model", ("--steps", "20"), r"^loss ([\d.]+) nats", 0.001),
         Example("transformer_language_model", ("--steps", "10"), r"^loss ([\d.]+) nats", 0.001),
+        Example("llama_layout_map", ("--steps", "10", "--layers", "1"), r"^loss ([\d.]+) nats", 0.001),
         Example("skip_gram", ("--steps", "40"), r"^loss ([\d.]+);", 0.05),
     )
 }
@@ -85,6 +86,7 @@ CASES = [
     ("skip_gram", "cluster_own_builder"),
     ("transformer_language_model", "cluster_pipeline"),
     ("transformer_language_model", "cluster_mesh"),
+    ("llama_layout_map", "cluster_layout_map"),
 ]
 
 NO_SCRIPT = "own_builder"

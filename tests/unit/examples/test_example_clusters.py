@@ -33,6 +33,7 @@ def test_each_file_is_tested_here() -> None:
         "cluster_own_builder.yml",
         "cluster_pipeline.yml",
         "cluster_mesh.yml",
+        "cluster_layout_map.yml",
         "two_hosts.yml",
     }
 
@@ -76,6 +77,15 @@ def test_the_mesh_s_cluster_has_a_worker_for_each_device_and_divides_each_block_
     patterns = builder.builder.layouts
     names = [f"block_{k}_{layer}/kernel" for k in (0, 1) for layer in ("attention/query", "up", "down")]
     assert all(any(re.fullmatch(pattern, name) for pattern in patterns) for name in names)
+
+
+def test_the_layout_map_s_cluster_has_the_axes_that_keras_hub_names_and_no_layouts_of_its_own() -> None:
+    spec = ResourceSpec.from_file(EXAMPLES / "cluster_layout_map.yml")
+    builder = builder_from_section(spec.strategy)
+    assert [worker.devices for worker in spec.workers] == [("cpu:0",)] * 4
+    assert isinstance(builder, PlacedBuilder) and isinstance(builder.builder, Mesh)
+    assert (dict(builder.builder.mesh), builder.builder.data) == ({"batch": 2, "model": 2}, "batch")
+    assert not builder.builder.layouts
 
 
 def test_two_hosts_are_two_workers_of_which_the_second_is_reached_over_ssh() -> None:

@@ -1,0 +1,196 @@
+"""Models of keras-hub on two workers, with their own layout maps, compute as on one device: from weights to files."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+LIMIT = 240.0
+
+CAST = keras.ops.cast
+
+
+def in_float64(x: Any, dtype: Any) -> Any:
+    """Casts x, unless that would lose digits: keras-hub computes norms and softmax in float32, whatever the dtype."""
+    return x if dtype == "float32" and getattr(x, "dtype", "") == "float64" else CAST(x, dtype)
+
+
+def made(task: Any, backbone: Any) -> Any:
+    """Returns a compiled model, whose gradients are applied after every second step."""
+    model = task(backbone)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Softmax):
+            layer.dtype_policy = "float64"
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+    model.compile(optimizer, loss, weighted_metrics=["accuracy"], sampler="greedy", jit_compile=False)
+    return model
+
+
+def llama() -> Any:
+    keras.utils.set_random_seed(3)
+    sizes = {"num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 8, "intermediate_dim": 12}
+    backbone = keras_hub.models.LlamaBackbone(vocabulary_size=14, num_layers=1, **sizes)
+    return made(keras_hub.models.LlamaCausalLM, backbone)
+
+
+def gemma() -> Any:
+    """The second generation: it bounds its logits, and its head is the embedding."""
+    keras.utils.set_random_seed(4)
+    sizes = {"num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "hidden_dim": 8, "intermediate_dim": 24}
+    bounds = {"attention_logit_soft_cap": 5.0, "final_logit_soft_cap": 3.0}
+    norms = {"use_post_ffw_norm": True, "use_post_attention_norm": True}
+    backbone = keras_hub.models.GemmaBackbone(vocabulary_size=14, num_layers=1, **sizes, **bounds, **norms)
+    return made(keras_hub.models.GemmaCausalLM, backbone)
+
+
+def inputs(count: int) -> dict[str, np.ndarray]:
+    """Returns token IDs; the last position of every second example is padding."""
+    ids = np.random.default_rng(1).integers(0, 14, (count, 7)).astype("int32")
+    mask = np.ones((count, 7), "int32")
+    mask[::2, -1] = 0
+    return {"token_ids": ids, "padding_mask": mask}
+
+
+def fit(model: Any, epochs: int) -> dict[str, Any]:
+    """Trains, evaluates, predicts and generates; returns all numbers."""
+    x = inputs(11)
+    labels = np.roll(x["token_ids"], -1, 1)
+    weights = x["padding_mask"].astype("float64")
+    about = {"batch_size": 4, "sample_weight": weights, "verbose": 0}
+    fitted = model.fit(x, labels, epochs=epochs, shuffle=False, **about)
+    results = {name: np.asarray(values) for name, values in fitted.history.items()}
+    results |= {"evaluated": np.asarray(model.evaluate(x, labels, **about))}
+    results |= {"predicted": model.predict(x, batch_size=4, verbose=0)}
+    prompt = {
+        "token_ids": x["token_ids"][:3],
+        "padding_mask": (np.arange(7) < 3).astype("int32") * np.ones((3, 1), int),
+    }
+    results |= {"generated": model.generate(prompt, stop_token_ids=None)["token_ids"]}
+    return results | {f"weight_{k}": value for k, value in enumerate(model.get_weights())}
+
+
+def begin(ad: Any, folder: str) -> dict[str, Any]:
+    """Trains a Llama from weights in a file, and saves it in all ways."""
+    model = llama()
+    model.load_weights(f"{folder}/pretrained.weights.h5")
+    results = fit(model, 1)
+    if ad is not None:
+        ad.checkpoint(f"{folder}/checkpoints", model=model).save()
+        model.save(f"{folder}/saved.keras")
+        model.save_weights(f"{folder}/saved.weights.h5")
+        model.export(f"{folder}/exported", verbose=False)
+    return results
+
+
+def resume(ad: Any, folder: str) -> dict[str, Any]:
+    """Continues the training of the Llama, from the checkpoint of another mesh."""
+    model = llama()
+    if ad is None:
+        model.load_weights(f"{folder}/pretrained.weights.h5")
+        fit(model, 1)
+    else:
+        ad.checkpoint(f"{folder}/checkpoints", model=model).restore()
+    return fit(model, 1)
+
+
+def other(ad: Any, folder: str) -> dict[str, Any]:
+    """Trains a Gemma."""
+    return fit(gemma(), 2)
+
+
+FUNCTIONS = [in_float64, made, llama, gemma, inputs, fit, begin, resume, other]
+
+SCRIPT = """
+from typing import Any
+from unittest import mock
+import keras
+import keras_hub
+from keras.distribution import DeviceMesh, ModelParallel
+CAST = keras.ops.cast
+{functions}
+keras.config.set_floatx("float64")
+with ad.scope(), mock.patch.object(keras.ops, "cast", in_float64):
+    mesh = DeviceMesh({shape}, {axes})
+    kept = {{}}
+    for function, backbone in ({runs}):
+        layout_map = backbone.get_layout_map(mesh)
+        with ModelParallel(layout_map=layout_map, batch_dim_name="batch").scope():
+            results = function(ad, {folder!r})
+        kept |= {{f"{{function.__name__}}_{{name}}": value for name, value in results.items()}}
+    keep(**kept)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("folder")
+
+
+@pytest.fixture
+def float64() -> Any:
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    with mock.patch.object(keras.ops, "cast", in_float64):
+        yield
+    keras.config.set_floatx(before)
+
+
+def one_device(function: Callable[[Any, str], dict[str, Any]], folder: Path) -> dict[str, Any]:
+    return {f"{function.__name__}_{name}": value for name, value in function(None, str(folder)).items()}
+
+
+def on_mesh(path: Path, folder: Path, mesh: dict[str, int], cpus: int, runs: str, expected: dict[str, Any]) -> None:
+    """Runs functions on two workers and compares their results with one device."""
+    strategy = {"builder": "Mesh", "mesh": mesh, "data": "batch"}
+    spec = {"nodes": [{"address": "localhost", "cpus": [*range(cpus)], "workers": 2}], "strategy": strategy}
+    sources = "\n".join(map(inspect.getsource, FUNCTIONS))
+    about = {"shape": tuple(mesh.values()), "axes": [*mesh], "runs": runs, "folder": str(folder)}
+    with Training(path, SCRIPT.format(functions=sources, **about), spec) as run:
+        assert run.wait(LIMIT) == 0, run.stderr
+        run.assert_gone()
+        run.assert_kept(2, expected)
+    assert "matches no" not in run.stderr
+
+
+def test_a_llama_from_a_file_trains_generates_and_is_saved_as_on_one_device(
+    tmp_path: Path, folder: Path, float64: None
+) -> None:
+    """Each worker has two devices, which differ on the axis of the batch."""
+    given = llama()
+    given.set_weights([np.cos(np.arange(w.size) + w.ndim).reshape(w.shape) / 3 for w in given.get_weights()])
+    given.save_weights(folder / "pretrained.weights.h5")
+    expected = one_device(begin, folder)
+    on_mesh(tmp_path, folder, {"model": 2, "batch": 2}, 4, "(begin, keras_hub.models.LlamaBackbone),", expected)
+
+    weights = [value for name, value in expected.items() if name.startswith("begin_weight")]
+    given.optimizer.build(given.trainable_variables)
+    for name in ("saved.weights.h5", "saved.keras"):
+        given.set_weights([np.zeros_like(one) for one in weights])
+        given.load_weights(folder / name)
+        for one, value in zip(given.get_weights(), weights, strict=True):
+            np.testing.assert_allclose(one, value, rtol=1e-9, atol=1e-12)
+    exported = tf.saved_model.load(folder / "exported")  # it owns the variables
+    served = exported.serve({name: tf.constant(value) for name, value in inputs(11).items()})
+    np.testing.assert_allclose(served, expected["begin_predicted"], rtol=1e-9, atol=1e-12)
+
+
+def test_a_checkpoint_of_one_mesh_continues_on_another_and_a_gemma_trains_as_on_one_device(
+    tmp_path: Path, folder: Path, float64: None
+) -> None:
+    expected = one_device(resume, folder) | one_device(other, folder)
+    runs = "(resume, keras_hub.models.LlamaBackbone), (other, keras_hub.models.GemmaBackbone)"
+    on_mesh(tmp_path, folder, {"batch": 1, "model": 2}, 2, runs, expected)
