@@ -288,4 +288,13 @@ def _identities(op: _View) -> FactorRule:
     return FactorRule(sides, sides)
 
 
-_OWN = {"Fill": _fill, "GatherV2": _gather, "IdentityN": _identities, "Reshape": _reshape}
+def _squeeze(op: _View) -> FactorRule | None:
+    """Squeeze: without a list, of all dimensions of length 1, if all lengths are known."""
+    lengths = op.shape(0).as_list()
+    if op.numbers("squeeze_dims") or any(n is None or is_open(n) for n in lengths):
+        return factor_rule(op)
+    kept = tuple(k for k, length in enumerate(lengths) if length != 1)
+    return FactorRule((tuple(range(len(lengths))),), (kept,))
+
+
+_OWN = {"Fill": _fill, "GatherV2": _gather, "IdentityN": _identities, "Reshape": _reshape, "Squeeze": _squeeze}

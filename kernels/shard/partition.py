@@ -21,6 +21,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
 from autodist.kernels.shard.holders import holder_of_part
 from autodist.kernels.shard.manual import ManualRegions
+from autodist.kernels.shard.part_shapes import OF_DIAGONALS, divide_shape, ensure_shape, list_squeezed
 from autodist.kernels.shard.partials import Operand, Passed, passed_on
 from autodist.kernels.shard.propagate import Axes, Shardings, dividing, members_of, unused
 from autodist.kernels.shard.resharded_flows import ReshardedFlows
@@ -121,9 +122,13 @@ class _Partition:
         others = self._in_other_axes(rule, axes)
         passed = None if is_exact else self._passed_on(rule, axes)
         inputs = self._inputs(rule, axes, passed)
+        if node.op in OF_DIAGONALS and (side := rule.operands[0]) is not None:
+            inputs[0] = self._of_known_shape(name, inputs[0], side, _of_side(side, axes))
         self.editor.set_inputs(name, [*map(as_input, inputs), *filter(is_control, node.input)])
         if node.op == "EnsureShape" and (result := rule.results[0]) is not None:
-            self._divide_attribute(name, _of_side(result, axes))
+            divide_shape(self.editor[name], self.mesh, _of_side(result, axes))
+        if node.op == "Squeeze":
+            list_squeezed(self.editor[name], rule)
         for variable in others:
             self._copies.use(name, variable)
         reduced, how = self._reduced(rule, axes)
@@ -434,12 +439,11 @@ class _Partition:
         lengths = list(self.rules.static.lengths(name) or ())
         return lengths if self._has_open_batch else [None] * len(lengths)
 
-    def _divide_attribute(self, name: str, axes: Sequence[Axes]) -> None:
-        """Makes an EnsureShape check the shape of a place's part."""
-        lengths = tf.TensorShape(self.step.graph_index.nodes[name].attr["shape"].shape)
-        if lengths.rank is not None:
-            own = [n if n is None else n // self.mesh.count(a) for n, a in zip(lengths.as_list(), axes, strict=True)]
-            self.editor[name].attr["shape"].shape.CopyFrom(tf.TensorShape(own).as_proto())
+    def _of_known_shape(self, reader: str, name: str, side: Side, axes: Sequence[Axes]) -> str:
+        source = self.source_of.get(tensor(name), tensor(name))
+        made = ensure_shape(self.editor, reader, name, self._dtype(source), side, self.mesh, axes)
+        self.source_of[made] = source
+        return made
 
     # -- fields of the step ----------------------------------------------------------------------------------------
 
