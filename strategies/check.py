@@ -76,6 +76,14 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
         if not isinstance(synchronizer, AllReduce) or synchronizer.spec not in COLLECTIVES:
             continue
         place, way = place_of(variable, "all_reduce_spec"), synchronizer.way
+        if strategy.HasField("mesh"):
+            raise StrategyError(
+                f"{variable} is reduced by {way}, and {strategy.builder} divides tensors over a mesh, whose places "
+                "exchange parts of tensors: TensorFlow's collectives hang in one session with any other communication "
+                "between workers. Use all_reduce_spec SHUFFLE, which sums the gradients of each row along the axis "
+                "of the batch.",
+                place,
+            )
         other = others[way]
         if other is not None:
             raise StrategyError(_mixed(variable, way, *other), place)

@@ -121,6 +121,17 @@ def test_overrides_of_synchronizers_are_refused(step, cluster, use):
         builder.build(step(SHAPES), arranged(builder, cluster(2)))
 
 
+@pytest.mark.parametrize("way", ["RING", "NCCL"])
+def test_collectives_beside_the_exchanges_of_a_mesh_are_refused(step, cluster, way):
+    planned = step(SHAPES)
+    spec = arranged(Mesh(mesh={"model": 2}), cluster(2))
+    strategy = Mesh(mesh={"model": 2}, layouts=MEGATRON).build(planned, spec)
+    for node in strategy.nodes:
+        node.all_reduce.spec = way
+    with pytest.raises(StrategyError, match=f"is reduced by {way}, and Mesh divides tensors.*Use all_reduce_spec SHUFF"):
+        check_strategy(strategy, planned, spec)
+
+
 @pytest.mark.parametrize(
     ("sizes", "devices", "rows"),
     [
