@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -97,21 +98,31 @@ class Mesh(StrategyBuilder):
         blocks: dict[int, list[int]] = {}
         for index, place in enumerate(_places(resource_spec)):
             blocks.setdefault(place.worker, []).append(index)
+        worker = self._without_block(mesh, blocks)
+        if worker is not None:
+            orders = (MeshOfPlaces(axes) for axes in permutations(mesh.axes))
+            fitting = next((other for other in orders if self._without_block(other, blocks) is None), None)
+            hint = f"Write `mesh: {fitting}`, in which they are blocks" if fitting else "Change the sizes"
+            raise OptionError(
+                "mesh",
+                f"the devices of worker {worker} are no block of the mesh {mesh}. A worker needs each of its "
+                f"coordinates on {self.data!r} with each of those on the other axes, and two workers have all "
+                f"or none of them in common. {hint}, or start a worker for each device: set `gpus_per_worker` or "
+                "`workers`, or pass --workers.",
+            )
+        return list(blocks.values())
+
+    def _without_block(self, mesh: MeshOfPlaces, blocks: Mapping[int, list[int]]) -> int | None:
+        """Returns a worker whose places are no block of a mesh; None if those of all workers are."""
         for axes in (self._data_axes, self._other_axes):
             known: dict[int, frozenset[int]] = {}
             for worker, block in blocks.items():
                 own = frozenset(mesh.index(place, axes) for place in block)
                 rows = {frozenset(mesh.row(place, axes)) & {*block} for place in block}
                 if {len(row) for row in rows} != {len(own)} or any(known.get(k, own) != own for k in own):
-                    raise OptionError(
-                        "mesh",
-                        f"the devices of worker {worker} are no block of the mesh {mesh}. A worker needs each of its "
-                        f"coordinates on {self.data!r} with each of those on the other axes, and two workers have all "
-                        "or none of them in common. Change the sizes, or start a worker for each device: set "
-                        "`gpus_per_worker` or `workers`, or pass --workers.",
-                    )
+                    return worker
                 known.update(dict.fromkeys(own, own))
-        return list(blocks.values())
+        return None
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)

@@ -128,7 +128,9 @@ def test_collectives_beside_the_exchanges_of_a_mesh_are_refused(step, cluster, w
     strategy = Mesh(mesh={"model": 2}, layouts=MEGATRON).build(planned, spec)
     for node in strategy.nodes:
         node.all_reduce.spec = way
-    with pytest.raises(StrategyError, match=f"is reduced by {way}, and Mesh divides tensors.*Use all_reduce_spec SHUFF"):
+    with pytest.raises(
+        StrategyError, match=f"is reduced by {way}, and Mesh divides tensors.*Use all_reduce_spec SHUFF"
+    ):
         check_strategy(strategy, planned, spec)
 
 
@@ -149,10 +151,17 @@ def test_a_worker_may_have_several_coordinates(cluster, sizes, devices, rows):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "devices"), [({"data": 3, "model": 2}, (2, 3)), ({"model": 2, "data": 3}, (3, 2))], ids=str
+    ("sizes", "devices", "fix"),
+    [
+        ({"data": 3, "model": 2}, (2, 3), "Write `mesh: {model: 2, data: 3}`, in which they are blocks,"),
+        ({"model": 2, "data": 3}, (3, 2), "Write `mesh: {data: 3, model: 2}`, in which they are blocks,"),
+        ({"data": 5, "model": 3, "a": 2}, (6, 5), "Write `mesh: {model: 3, a: 2, data: 5}`, in which they are blocks,"),
+        ({"data": 6, "model": 6}, (4, 9), "Change the sizes,"),
+    ],
+    ids=str,
 )
-def test_devices_of_a_worker_that_are_no_block_of_the_mesh_are_refused(cluster, sizes, devices):
-    with pytest.raises(StrategyError, match="are no block of the mesh.* start a worker for each device"):
+def test_devices_of_a_worker_that_are_no_block_of_the_mesh_are_refused(cluster, sizes, devices, fix):
+    with pytest.raises(StrategyError, match=f"are no block of the mesh.* {fix} or start a worker for each device"):
         arranged(Mesh(mesh=sizes), cluster(*devices))
 
 

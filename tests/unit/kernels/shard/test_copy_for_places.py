@@ -30,6 +30,7 @@ ONE, TWO = 4, 2
         ({"data": 1, "model": 4}, TWO),  # across workers
         ({"model": 2, "data": 2}, ONE),
         ({"data": 2, "model": 4}, TWO),
+        ({"model": 2, "data": 3}, 3),  # in the other order, the places of a worker would be no block
     ],
     ids=str,
 )
