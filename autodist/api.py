@@ -59,6 +59,7 @@ from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.keras_mesh import errors_with_mesh, mesh_builder, settings_of
 from autodist.runs.keras_variables import defer_initial_values
+from autodist.runs.keras_weights import defer_loaded_weights
 from autodist.runs.resolve_config import resolve
 from autodist.runs.restarts import earlier_starts, restart
 from autodist.runs.run import Run
@@ -633,6 +634,7 @@ class AutoDist:
         set_run(self._settings)
         if self._settings.divides_variables:
             defer_initial_values()
+            defer_loaded_weights()
         check_distribution(self._distribution or sharding_distribution(chosen))
 
     def _share_files(self) -> None:

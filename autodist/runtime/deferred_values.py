@@ -27,6 +27,7 @@ class DeferredValue:
     def __init__(self, compute: Callable[[], tf.Tensor]) -> None:
         self._compute = compute
         self._end: Callable[[], object] = lambda: None
+        self._hold: Callable[[], None] = lambda: None
 
     def compute(self) -> tf.Tensor:
         """Returns the value."""
@@ -36,18 +37,24 @@ class DeferredValue:
     def watch(self, variable: tf.Variable) -> None:
         """Computes the value for the variable when it is read, and forgets the value when it is written."""
         known = weakref.ref(variable)  # else a variable that the script drops would stay
-        end = watch(variable, Watcher(lambda: _set(known), lambda: _discard(known), lambda: _set(known)))
+        self._hold = lambda: _set(known)
+        end = watch(variable, Watcher(self._hold, lambda: _discard(known), self._hold))
         # The watch must end before the identities of the variable and of its handle belong to other objects.
         self._end = finalizer = weakref.finalize(variable, end)
         finalizer.atexit = False
 
+    def hold(self) -> None:
+        """Computes the value for the variable, unless that has another value now."""
+        self._hold()
+
     def discard(self) -> None:
         """Ends the watch."""
+        self._hold = lambda: None
         self._end()
 
 
-def defer(variable: tf.Variable, compute: Callable[[], tf.Tensor]) -> None:
-    """Writes a value to an eager variable that is computed when it is needed; frees the present value.
+def defer(variable: tf.Variable, compute: Callable[[], tf.Tensor]) -> DeferredValue:
+    """Writes a value to an eager variable that is computed when it is needed; frees the present value. Returns it.
 
     Args:
         variable: the variable. No data set has captured it.
@@ -59,6 +66,7 @@ def defer(variable: tf.Variable, compute: Callable[[], tf.Tensor]) -> None:
     later = DeferredValue(compute)
     setattr(variable, _NOTE, later)
     later.watch(variable)
+    return later
 
 
 def deferred(variable: tf.Variable) -> DeferredValue | None:

@@ -287,6 +287,15 @@ VARIABLE_INITIALIZE = Patch(
 VARIABLE_INITIALIZER = Patch(
     "keras.src.backend.tensorflow.core:Variable", "_initialize_with_initializer", _KERAS, "defers initial values"
 )
+VARIABLE_ASSIGN = Patch(
+    "keras.src.backend.tensorflow.core:Variable", "assign", _KERAS, "leaves loaded weights in their file"
+)
+STORED_WEIGHT = Patch(
+    "keras.src.saving.saving_lib:H5IOStore", "__getitem__", _KERAS, "notes the file of weights that are loaded"
+)
+WEIGHTS_FILE = Patch(
+    "keras.src.saving.saving_lib:H5IOStore", "_get_h5_file", _KERAS, "reads weights before their file is written"
+)
 BACKUPS = [
     Patch("keras:callbacks.BackupAndRestore", name, _KERAS, "leaves backups to the chief")
     for name in ("_load_model", "_save_model", "on_train_end")
