@@ -13,6 +13,7 @@ from autodist.graph.devices import Home, cpu_of
 from autodist.graph.inboxes import Inbox, queue_of
 from autodist.runtime.batched_transfers import TRANSFER_BYTES, BatchedTransfer, ByteRange, Listing, TransferPart
 from autodist.runtime.graph_runner import GraphRunners
+from autodist.runtime.heaps import FreedBytes
 
 _CAPACITY = 1
 """Messages queued at the source and at the reader; some more are on the way."""
@@ -54,7 +55,7 @@ class VariableBroadcast:
             listing: the listing, equal to that of the receivers.
             read: returns the value of a variable, by its position among the variables to send.
         """
-        recent = _RecentReads(read)
+        recent, freed = _RecentReads(read), FreedBytes()
         known: tuple[int, np.ndarray] | None = None
         for transfer in listing.transfers:
             pieces = []
@@ -69,6 +70,7 @@ class VariableBroadcast:
             del pieces
             self._send(transfer, listing)(content, lengths)
             del content
+            freed.add(int(lengths.sum()))
 
     def receive(self, listing: Listing) -> None:
         """On another worker, receives and assigns its values and forwards common ones; returns when that is done."""
@@ -76,6 +78,7 @@ class VariableBroadcast:
         for one in (one for transfer in transfers for one in transfer.slices):  # adds all nodes before the first run
             self._writes_of(listing.parts[one.part], one)
         incomplete: dict[int, np.ndarray] = {}
+        freed = FreedBytes()
         for transfer in transfers:
             content, lengths = self._receive(transfer, listing)()
             feeds: dict[tf.Tensor, np.ndarray] = {}
@@ -90,6 +93,7 @@ class VariableBroadcast:
             del content
             if writes:
                 self._graph_runner.session.run(writes, feeds)
+            freed.add(int(lengths.sum()))
 
     # -- messages --------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,12 +17,10 @@ from autodist.graph.names import node_of
 from autodist.graph.parts import EvenSharesRequired
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, ReplicatedStep, Step
 from autodist.runtime.graph_runner import GraphRunners
+from autodist.runtime.heaps import collect_and_trim, trim_heaps, unmap_freed_blocks
 from autodist.runtime.repeated import StepTensors, can_repeat, repeated
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
-
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # options of the C library's mallopt
-_UNMAPPED_BYTES = 1 << 20
 
 RunOptions = Any
 """`tf.compat.v1.RunOptions`, for which TensorFlow has no types."""
@@ -200,31 +196,3 @@ def _worker_of(step: Step, fed: str) -> int:
     """Returns the worker that runs the step: the one that feeds one of its inputs."""
     device = next(node.device for node in step.graph_def.node if node.name == node_of(fed))
     return int(tf.DeviceSpec.from_string(device).task or 0)
-
-
-def collect_and_trim() -> None:
-    """Collects garbage, for example graphs in reference cycles, and trims the heaps."""
-    gc.collect()
-    trim_heaps()
-
-
-def unmap_freed_blocks() -> None:
-    """Makes the C library return each freed block of at least 1 MiB to the system at once.
-
-    By default it keeps blocks of up to 32 MiB in a heap for each thread. For a step that frees gathered parameters and
-    activations, these heaps can take several times the memory of the tensors. Has an effect only with glibc.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_MMAP_THRESHOLD, _UNMAPPED_BYTES)
-        set_option(_TRIM_THRESHOLD, 2 * _UNMAPPED_BYTES)
-
-
-def trim_heaps() -> None:
-    """Returns free memory of all heaps to the system; the C library keeps it for the thread that used it.
-
-    Has an effect only with glibc.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

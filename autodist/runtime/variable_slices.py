@@ -12,6 +12,7 @@ import tensorflow as tf
 from autodist.graph.devices import Home
 from autodist.placement.holder import Holder, Slice
 from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.heaps import FreedBytes
 from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 _Key = tuple[str, Holder]
@@ -101,6 +102,7 @@ class VariableSlices:
             workers: holders to set; None: all.
         """
         self.prepare(values, workers)
+        freed = FreedBytes()
         for some in in_groups(values):
             arrays: dict[tf.Tensor, np.ndarray] = {}
             operations: list[tf.Operation] = []
@@ -112,6 +114,7 @@ class VariableSlices:
             del arrays  # before the next values are read
             for value in some:
                 then(value)
+                freed.add(value.byte_size)
 
     def pull(self, variables: Sequence[TrackedVariable]) -> None:
         """Updates the script's variables to the session's values."""

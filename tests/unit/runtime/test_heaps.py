@@ -6,7 +6,8 @@ import gc
 import pathlib
 import weakref
 
-from autodist.runtime.program import collect_and_trim, trim_heaps
+from autodist.runtime import heaps
+from autodist.runtime.heaps import FreedBytes, collect_and_trim, trim_heaps
 
 BLOCKS, BLOCK = 4000, 16 << 10
 
@@ -40,3 +41,13 @@ def test_freed_blocks_between_used_ones_go_back_to_the_system():
     trim_heaps()
     assert before - resident() > BLOCKS * BLOCK // 2
     assert all(len(block) == BLOCK for block in kept)
+
+
+def test_heaps_are_trimmed_each_time_that_16_mib_have_been_freed(monkeypatch):
+    trimmed = []
+    monkeypatch.setattr(heaps, "trim_heaps", lambda: trimmed.append(len(added)))
+    freed, added = FreedBytes(), []
+    for _ in range(9):
+        added.append(5)
+        freed.add(5 << 20)
+    assert trimmed == [4, 8]
