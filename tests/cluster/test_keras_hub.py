@@ -169,12 +169,12 @@ def on_mesh(path: Path, folder: Path, mesh: dict[str, int], cpus: int, runs: str
 def test_a_llama_from_a_file_trains_generates_and_is_saved_as_on_one_device(
     tmp_path: Path, folder: Path, float64: None
 ) -> None:
-    """Each worker has two devices, which differ on the axis of the batch."""
+    """Each worker has two devices, which differ on `model`; the layout map divides kernels over both workers too."""
     given = llama()
     given.set_weights([np.cos(np.arange(w.size) + w.ndim).reshape(w.shape) / 3 for w in given.get_weights()])
     given.save_weights(folder / "pretrained.weights.h5")
     expected = one_device(begin, folder)
-    on_mesh(tmp_path, folder, {"model": 2, "batch": 2}, 4, "(begin, keras_hub.models.LlamaBackbone),", expected)
+    on_mesh(tmp_path, folder, {"batch": 2, "model": 2}, 4, "(begin, keras_hub.models.LlamaBackbone),", expected)
 
     weights = [value for name, value in expected.items() if name.startswith("begin_weight")]
     given.optimizer.build(given.trainable_variables)
