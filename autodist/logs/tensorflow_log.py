@@ -49,13 +49,14 @@ _BY_FILE = {
     # The loops that bring messages are cancelled at the end of a run.
     "grpc_worker_service.cc": r"RecvTensor cancelled for \d+",
     "worker.cc": r"Cancellation requested for RunGraph\.",
-    "queue_base.cc": r"\S+: Skipping cancelled (?:dequeue|enqueue) attempt with queue not closed",
+    "queue_base.cc": r"[^:]+: Skipping cancelled (?:dequeue|enqueue) attempt with queue not closed",
     # An attribute that TensorFlow's server adds to the op and its own runtime does not know.
     "node_def_util.cc": r"NodeDef mentions attribute keep_dims which is not in the op definition: "
     r"Op<name=Arg(?:Max|Min);.* Unknown attributes will be ignored\. NodeDef: .*",
     # The check of dtypes that oneDNN supports, for each fusion of a graph in float64.
     "util.cc": r"Not handling type DT_\w+",
-    "service.cc": r"XLA service 0x\w+ initialized for platform Host .*|  StreamExecutor device \(\d+\): Host, .*",
+    "service.cc": r"XLA service 0x\w+ initialized for platform Host .*|"
+    r"  StreamExecutor (?:device \(\d+\)|\[\d+\]): Host, .*",
     "profiler_session.cc": r"Profiler session (?:initializing|started|collecting data|tear down)\.",
     "xplane_to_step_stats.cc": r"GPU trace was not collected\.",
     "device_compiler.h": r"Compiled cluster using XLA!  This line is logged at most once for the lifetime of the .*",

@@ -44,6 +44,10 @@ I0000 00:00:1795693355.382160    4117 local_rendezvous.cc:432] Local rendezvous 
 1069453879342203536
 W0000 00:00:1795323498.452383   23135 queue_base.cc:286] d9b6298e4030903f/whole/1/0: Skipping cancelled dequeue \
 attempt with queue not closed
+W0000 00:00:1795738276.966756    8612 queue_base.cc:286] autodist/reshard/17/0/piece/float32(32, 16)/0/1: Skipping \
+cancelled dequeue attempt with queue not closed
+I0000 00:00:1795738264.081029    8034 service.cc:161]   StreamExecutor [0]: Host, Default Version (Driver: 0.0.0; \
+Runtime: 0.0.0; Toolkit: 0.0.0; DNN: 0.0.0)
 I0000 00:00:1795321870.931277   23805 local_rendezvous.cc:407] Local rendezvous is aborting with status: OUT_OF_RANGE: \
 End of sequence
 W0000 00:00:1795657943.582472    8662 util.cc:163] Not handling type DT_DOUBLE
