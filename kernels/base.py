@@ -21,7 +21,7 @@ from autodist.placement.group import Group, Place, worker_count
 from autodist.placement.placement import Placement
 from autodist.proto import strategy_pb2
 from autodist.sharding import Mesh
-from autodist.synchronizers import Subgroups, mesh_of, with_owners_in_row
+from autodist.synchronizers import Subgroups, mesh_of, row_axes_of, with_owners_in_row
 
 
 class Fetching(enum.Enum):
@@ -53,7 +53,7 @@ class Context:
         """The strategy, resolved for each variable and shard; on a mesh, in the row of this worker."""
         if self.mesh is None:
             return Plan(self.strategy)
-        return Plan(with_owners_in_row(self.strategy, [place.worker for place in self.replicas]))
+        return Plan(with_owners_in_row(self.strategy, [place.worker for place in self.row]))
 
     @property
     def placement(self) -> Placement:
@@ -67,10 +67,28 @@ class Context:
 
     @functools.cached_property
     def replicas(self) -> Sequence[strategy_pb2.Replica]:
-        """The replicas among which this worker's batch is divided; on a mesh, those of its row along the data axis."""
-        if not self.strategy.HasField("mesh"):
+        """The replicas among which this worker's batch is divided; on a mesh, those of its row along the data axis.
+
+        The micro-batches of a pipeline on a mesh are those of the first place of the row.
+        """
+        if self.mesh is None:
             return self.strategy.graph_config.replicas
+        return self.row[:1] * len(self.strategy.graph_config.replicas) if self.has_stages_on_mesh else self.row
+
+    @functools.cached_property
+    def row(self) -> list[strategy_pb2.Replica]:
+        """The places of the mesh that compute on the same slices as this worker, or its pipeline on these slices."""
         return [self.strategy.mesh.places[place] for place in self.mesh_row]
+
+    @property
+    def has_stages_on_mesh(self) -> bool:
+        """True if each row of the mesh is a pipeline."""
+        return self.mesh is not None and bool(self.strategy.pipeline.stages)
+
+    @property
+    def row_axes(self) -> list[str]:
+        """The axes of the mesh along which places compute on the same slices: of the stages and of the batch."""
+        return row_axes_of(self.strategy)
 
     @functools.cached_property
     def mesh(self) -> Mesh | None:
@@ -79,7 +97,7 @@ class Context:
 
     @functools.cached_property
     def mesh_row(self) -> tuple[int, ...]:
-        """The places of the mesh that compute on the same slices as this worker, in the order of the data axis."""
+        """The positions of the places in `row`, in the order of the axes of the stages and of the batch."""
         return self._row_of(self.coordinates[0])
 
     @functools.cached_property
@@ -94,16 +112,18 @@ class Context:
 
     @property
     def model_axes(self) -> list[str]:
-        """The axes of the mesh other than that of the batch."""
-        return [name for name in self.mesh.names if name != self.strategy.mesh.data] if self.mesh is not None else []
+        """The axes of the mesh other than those of the stages and of the batch: they divide tensors."""
+        return [name for name in self.mesh.names if name not in self.row_axes] if self.mesh is not None else []
 
     def place_of(self, replica: int, coordinate: int) -> int:
         """Returns the place of a local replica and of a coordinate of this worker, by their positions."""
+        if self.has_stages_on_mesh:  # it has one place, for all micro-batches
+            return self.coordinates[coordinate]
         return self._row_of(self.coordinates[coordinate])[self.local_replicas[replica]]
 
     def _row_of(self, place: int) -> tuple[int, ...]:
         assert self.mesh is not None, "only a mesh has rows"
-        return self.mesh.row(place, [self.strategy.mesh.data] if self.strategy.mesh.data else [])
+        return self.mesh.row(place, self.row_axes)
 
     def _is_first(self, place: int) -> bool:
         """Returns True if a place is the first one of this worker in its row along the axis of the batch."""
@@ -126,9 +146,15 @@ class Context:
 
         On a mesh, it is the group of those that compute on the same slices.
         """
-        if self.mesh is not None:
-            return Group(tuple(Place(place.worker, place.device) for place in self.replicas))
-        return Group.of_run(self.strategy.graph_config)
+        if self.mesh is None:
+            return Group.of_run(self.strategy.graph_config)
+        places = tuple(Place(place.worker, place.device) for place in self.replicas)
+        return Group(places, tuple(one.worker for one in self.row[1:]) if self.has_stages_on_mesh else ())
+
+    @functools.cached_property
+    def row_group(self) -> Group:
+        """The group of the places in `row`, which hold the same parts of variables."""
+        return Group(tuple(Place(place.worker, place.device) for place in self.row))
 
     def subgroups(self, pending: PendingReduction) -> Subgroups | None:
         """Returns the subgroups within which a value is reduced first; None if its group reduces it at once."""
@@ -181,6 +207,7 @@ class Context:
         alone = strategy_pb2.Strategy()
         alone.CopyFrom(self.strategy)
         alone.graph_config.workers = 0
+        alone.ClearField("mesh")  # the step is that of a row
         return Context(alone, 0)
 
     def goes_through_stages(self, step: Step) -> bool:
@@ -214,7 +241,8 @@ class Context:
     def _first_devices(self) -> dict[int, str]:
         devices = {
             one.worker: one.device for stage in self.strategy.pipeline.stages for one in (stage, *stage.stage_group)
-        }
+            if self.mesh is None
+        }  # fmt: skip
         for replica in (*self.replicas, *self.strategy.mesh.places):
             devices.setdefault(replica.worker, replica.device)
         return devices

@@ -10,7 +10,7 @@ from autodist.logs.formatting import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import ParameterServer, partitioning_of, stages_of, synchronizers_of
+from autodist.synchronizers import ParameterServer, mesh_of, partitioning_of, row_axes_of, stages_of, synchronizers_of
 
 
 def _check_stage_workers(strategy: strategy_pb2.Strategy) -> None:
@@ -21,7 +21,7 @@ def _check_stage_workers(strategy: strategy_pb2.Strategy) -> None:
     """
     by_stage = [list(group.workers) for group in stages_of(strategy).groups]
     workers, pipelines = [worker for one in by_stage for worker in one], {len(one) for one in by_stage}
-    count = strategy.graph_config.workers or 1
+    count = _row_length(strategy)
     if by_stage and (len(pipelines) > 1 or sorted(workers) != list(range(count))):
         raise StrategyError(
             f"the pipeline's stages are computed by the workers {by_stage}, but there are {count}: each must compute "
@@ -40,6 +40,13 @@ def _check_stage_workers(strategy: strategy_pb2.Strategy) -> None:
             f"the pipeline sets recompute, but under {schedule} no stage has two micro-batches in flight, so that "
             "recomputation would save no memory. Correct the builder."
         )
+
+
+def _row_length(strategy: strategy_pb2.Strategy) -> int:
+    """Returns the number of workers of a pipeline; on a mesh, each row is one."""
+    if not strategy.HasField("mesh"):
+        return strategy.graph_config.workers or 1
+    return mesh_of(strategy).count(row_axes_of(strategy))
 
 
 def check_pipeline(strategy: strategy_pb2.Strategy, variables: Mapping[str, SyncedVariable], place_of: PlaceOf) -> None:

@@ -131,8 +131,7 @@ class Mesh(StrategyBuilder):
         in_slices = self._nodes_in_slices(graph_item, resource_spec, own)
         others = all_reduce_nodes([v for v in variables if v.name not in in_slices], AllReduceOptions())
         strategy = make_strategy(type(self).__name__, resource_spec, variables, [*others, *in_slices.values()])
-        strategy.mesh.CopyFrom(self.message(resource_spec))
-        strategy.mesh.variables.extend(own)
+        strategy.mesh.CopyFrom(self.message(resource_spec, own))
         strategy.prefetch = self.prefetch if in_slices else 0
         return strategy
 
@@ -149,14 +148,22 @@ class Mesh(StrategyBuilder):
         owners = owners_in_rows(mesh, [place.worker for place in _places(resource_spec)], self.data)
         return nodes_in_slices(graph_item, shardings, self.data, owners)
 
-    def message(self, resource_spec: ResourceSpec) -> strategy_pb2.Mesh:
-        """Returns the mesh in a strategy, without shardings."""
+    def message_for(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Mesh:
+        """Returns the mesh in a strategy, with the shardings of the variables of a step."""
+        shapes = {variable.name: variable.shape for variable in graph_item.variables}
+        return self.message(resource_spec, self._shardings(shapes, self.of_places(resource_spec)))
+
+    def message(
+        self, resource_spec: ResourceSpec, shardings: Iterable[strategy_pb2.VariableSharding] = ()
+    ) -> strategy_pb2.Mesh:
+        """Returns the mesh in a strategy."""
         mesh = self.of_places(resource_spec)
         return strategy_pb2.Mesh(
             axes=[strategy_pb2.MeshAxis(name=axis.name, size=axis.size) for axis in mesh.axes],
             data=self.data if self.data in self.mesh else "",
             places=_places(resource_spec),
             compare_every=self.compare_every,
+            variables=shardings,
         )
 
     def of_places(self, resource_spec: ResourceSpec) -> MeshOfPlaces:

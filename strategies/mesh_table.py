@@ -99,6 +99,7 @@ class MeshFigures:
         collectives: the transfers of a step between places; None: not known.
         examples: the number of examples of a place in the first batch; None: not known.
         unused: the patterns and annotations that apply to no tensor of the step.
+        stages: the number of pipeline stages that hold the variables; 1: each place holds a part of each variable.
     """
 
     mesh: str
@@ -109,6 +110,7 @@ class MeshFigures:
     collectives: tuple[CollectiveFigures, ...] | None = None
     examples: int | None = None
     unused: tuple[str, ...] = ()
+    stages: int = 1
 
     @property
     def title(self) -> str:
@@ -119,9 +121,11 @@ class MeshFigures:
     def caption(self) -> str:
         """The bytes of trained variables at each place, and the annotations that apply to nothing."""
         held, whole = (sum(size) for size in zip(*((v.part_bytes, v.bytes) for v in self.variables), strict=True))
-        text = f"each place holds {readable_bytes(held)} of {readable_bytes(whole)} of trained variables"
+        holders = "each place holds" if self.stages == 1 else f"the {self.stages} stages of a pipeline hold"
+        text = f"{holders} {readable_bytes(held)} of {readable_bytes(whole)} of trained variables"
         if self.held is not None:
-            text += f", each worker {readable_bytes(self.held)} with slots"
+            most = "each worker" if self.stages == 1 else "a worker at most"
+            text += f", {most} {readable_bytes(self.held)} with slots"
         if len(self.variables) > MOST_ROWS:
             text += f"; `autodist plan --json` lists {counted(len(self.variables) - MOST_ROWS, 'smaller variable')}"
         return f"{text}; no tensor of the step is reached by {listed(self.unused)}" if self.unused else text
@@ -150,7 +154,8 @@ def requested_figures(
     origins = {name: str(one.origin) for name, one in (script or {}).items()}
     origins |= {one.variable: one.origin for one in strategy.mesh.variables}
     workers = len({place.worker for place in strategy.mesh.places})
-    return MeshFigures(str(mesh), mesh.size, workers, part_figures(mesh, step, shardings, origins))
+    stages = len(strategy.pipeline.stages) or 1
+    return MeshFigures(str(mesh), mesh.size, workers, part_figures(mesh, step, shardings, origins), stages=stages)
 
 
 def part_figures(

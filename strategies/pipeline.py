@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autodist.errors import StrategyError
 from autodist.graph.pipeline_schedule import GPIPE, SCHEDULES, keeps_several
 from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError, check_options
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec, Worker
+from autodist.sharding import Dim
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
 from autodist.strategies.fsdp import FSDP
 from autodist.strategies.mesh import Mesh
@@ -24,6 +26,9 @@ from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, synced_variables
 
 MOST_MICRO_BATCHES = 1024
+
+MODEL = "model"
+"""The axis of the mesh that divides the tensors of a stage."""
 
 
 @register
@@ -57,13 +62,33 @@ class Pipeline(StrategyBuilder):
             before the backward pass: less memory for another forward pass. Or patterns of names of layers, to repeat
             only these. A stage that never has two micro-batches in flight, such as the last by 1F1B, keeps everything.
         mesh: the number of parallel pipelines, each with its part of the batch; None: one. The workers of a stage have
-            consecutive indices.
+            consecutive indices. It may also have the number of workers that divide the tensors of a stage (`model`).
+        layouts: for each pattern, the layout of the variables whose whole names it matches, as those of the builder
+            Mesh; in YAML, `sharding:` of a pattern under `variables:`. They may name the axis "model".
     """
 
     stages: Annotated[int, Field(ge=1)] | Stages | None = None
     micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
     schedule: Literal["GPipe", "1F1B"] = "GPipe"
     mesh: PipelineMesh | None = None
+    layouts: dict[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for pattern, layout in self.layouts.items():
+            axes = [axis for dim in map(Dim.of, layout) for axis in dim.axes]
+            other = next((axis for axis in axes if axis != MODEL), None)
+            if other is not None:
+                raise StrategyError(
+                    f"the layout of {pattern!r} names the axis {other!r}, but a stage of a pipeline divides variables "
+                    f"along {MODEL!r} alone: use {MODEL!r} or null. `stages` says which stage holds a variable, and "
+                    "parallel pipelines hold the same parts."
+                )
+        if self.layouts and not self.divides_tensors:
+            raise StrategyError(
+                f"the layout of {next(iter(self.layouts))!r} divides variables, but the mesh has no axis {MODEL!r}: "
+                f"set its size, as in `mesh: {{stage: 2, {MODEL}: 2}}`, or leave the layouts out."
+            )
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
@@ -77,10 +102,12 @@ class Pipeline(StrategyBuilder):
         strategy.pipeline.CopyFrom(
             strategy_pb2.Pipeline(
                 schedule=strategy_pb2.Pipeline.Schedule.keys()[SCHEDULES.index(self.schedule)],
-                stages=assigned_stages(resource_spec.workers, self.pipelines),
+                stages=assigned_stages(resource_spec.workers[:: self.parts], self.pipelines),
                 recompute=bool(self.recompute),
             )
         )
+        if self.divides_tensors:
+            strategy.mesh.CopyFrom(self._tensors(count).message_for(graph_item, resource_spec))
         return strategy
 
     @property
@@ -88,8 +115,26 @@ class Pipeline(StrategyBuilder):
         """The number of parallel pipelines."""
         return 1 if self.mesh is None else self.mesh.data
 
+    @property
+    def parts(self) -> int:
+        """The number of workers that divide the tensors of a stage of one pipeline."""
+        return 1 if self.mesh is None else self.mesh.model
+
+    @property
+    def divides_tensors(self) -> bool:
+        """True if several workers divide the tensors of a stage."""
+        return self.parts > 1
+
+    def unmatched(self, names: Iterable[str]) -> list[str]:
+        """Returns the patterns of layouts that match no variable of these names."""
+        return Mesh(layouts=self.layouts, mesh={MODEL: self.parts}).unmatched(names)
+
+    def _tensors(self, stages: int) -> Mesh:
+        """Returns the builder that divides the tensors of the stages."""
+        return Mesh(mesh={"stage": stages, "data": self.pipelines, MODEL: self.parts}, layouts=self.layouts)
+
     def require_workers(self, resource_spec: ResourceSpec) -> int:
-        """Returns the number of stages: a worker with one device for each, in each pipeline.
+        """Returns the number of stages: a worker with one device for each, in each pipeline, and for each part.
 
         Raises:
             StrategyError: the number of workers differs, a worker does not have exactly one device, or no stage has
@@ -122,7 +167,11 @@ class Pipeline(StrategyBuilder):
 
     def arranged(self, resource_spec: ResourceSpec) -> ResourceSpec:
         """Returns the machines with the micro-batches of all pipelines as replicas on the chief's device."""
-        return resource_spec.with_micro_batches(self.micro_batches * self.pipelines)
+        arranged = resource_spec.with_micro_batches(self.micro_batches * self.pipelines)
+        if not self.divides_tensors:
+            return arranged
+        places = len(resource_spec.workers)
+        return arranged.with_mesh_rows([range(part, places, self.parts) for part in range(self.parts)])
 
 
 def arranged(builder: BuildsStrategy, resource_spec: ResourceSpec) -> ResourceSpec:
@@ -167,15 +216,17 @@ def _first(builder: BuildsStrategy) -> BuildsStrategy:
 
 @dataclass(frozen=True)
 class PipelineMesh:
-    """The numbers of consecutive stages and of parallel pipelines.
+    """The numbers of consecutive stages, of parallel pipelines, and of workers that divide the tensors of a stage.
 
     Attributes:
         stage: number of pipeline stages; None: that of `stages`, or as many as the workers allow.
         data: number of pipelines, each of which gets its part of the batch.
+        model: number of workers that divide the tensors of a stage of one pipeline.
     """
 
     stage: Annotated[int, Field(ge=1)] | None = None
     data: Annotated[int, Field(ge=1)] = 1
+    model: Annotated[int, Field(ge=1)] = 1
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -192,15 +243,16 @@ def count_stages(given: int | None, mesh: PipelineMesh | None, workers: Sequence
     Raises:
         StrategyError: the number of workers does not fit, or the options disagree.
     """
-    wanted, pipelines = (None, 1) if mesh is None else (mesh.stage, mesh.data)
+    wanted, pipelines, parts = (None, 1, 1) if mesh is None else (mesh.stage, mesh.data, mesh.model)
     if given is not None and wanted is not None and given != wanted:
         raise OptionError(
             "mesh", f"the mesh has {wanted} stages, but `stages` has {given}. Leave `stage` out of the mesh."
         )
-    count = given or wanted or max(len(workers) // pipelines, 1)
-    if count * pipelines == len(workers):
+    count = given or wanted or max(len(workers) // (pipelines * parts), 1)
+    needed = count * pipelines * parts
+    if needed == len(workers):
         return count
-    which = "more" if count * pipelines > len(workers) else "fewer"
+    which = "more" if needed > len(workers) else "fewer"
     are = f"{which} than the {len(workers)} workers ({listed(worker.name for worker in workers)})"
     if mesh is None:
         raise OptionError(
@@ -210,14 +262,16 @@ def count_stages(given: int | None, mesh: PipelineMesh | None, workers: Sequence
         )
     raise OptionError(
         "mesh",
-        f"Pipeline has {count} stages in each of {pipelines} pipelines, which are {count * pipelines} workers, {are}. "
-        "Make stage times data equal the number of workers, or use other `nodes` (`workers` sets several per node).",
+        f"Pipeline has {count} stages in each of {pipelines} pipelines"
+        f"{f', with {parts} workers for each stage' if parts > 1 else ''}, which are {needed} workers, {are}. "
+        f"Make stage times data{' times model' if parts > 1 else ''} equal the number of workers, or use other `nodes` "
+        "(`workers` sets several per node).",
     )
 
 
 def assigned_stages(workers: Sequence[Worker], pipelines: int) -> list[strategy_pb2.PipelineStage]:
-    """Assigns consecutive workers to each stage, since workers of one stage exchange most."""
-    assigned = [strategy_pb2.PipelineStage(worker=worker.index, device=worker.devices[0]) for worker in workers]
+    """Assigns consecutive workers to each stage, by their positions, since workers of one stage exchange most."""
+    assigned = [strategy_pb2.PipelineStage(worker=k, device=worker.devices[0]) for k, worker in enumerate(workers)]
     stages = assigned[::pipelines]
     for position, stage in enumerate(stages):
         stage.stage_group.extend(assigned[position * pipelines + 1 : (position + 1) * pipelines])

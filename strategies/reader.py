@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autodist.compressors import Compressor, registered_compressors
@@ -24,6 +24,7 @@ from autodist.strategies.build_strategy import describe_failure, require_builder
 from autodist.strategies.mesh import Mesh
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
 from autodist.strategies.override_variables import OverrideVariables
+from autodist.strategies.pipeline import Pipeline
 from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.registry import find_builder, registered_names
 
@@ -71,15 +72,27 @@ def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
     name = section.builder or DEFAULT
     maker = find_builder(name, section.place("builder"))
     about = name if section.builder else f"{DEFAULT} (the default builder)"
-    options = {**section.options, "layouts": _layouts(section)} if issubclass(maker, Mesh) else section.options
-    builder: BuildsStrategy = _make(maker, about, options, section.place)
-    overrides = () if issubclass(maker, Mesh) else tuple(_override(override, section) for override in section.variables)
-    if overrides:
-        builder = OverrideVariables(builder, overrides)
+    of_layouts, others = _divide_patterns(section, maker)
+    layouts = {"layouts": _layouts(section, of_layouts)} if issubclass(maker, Mesh | Pipeline) else {}
+    builder: BuildsStrategy = _make(maker, about, {**section.options, **layouts}, section.place)
+    if others:
+        builder = OverrideVariables(builder, tuple(_override(override, section) for override in others))
     return builder if section.place() is None else PlacedBuilder(builder, section)
 
 
-def _layouts(section: StrategySection) -> dict[str, Any]:
+def _divide_patterns(
+    section: StrategySection, maker: type
+) -> tuple[Sequence[VariableOverride], Sequence[VariableOverride]]:
+    """Returns the patterns with layouts of variables, and those with settings of their synchronization."""
+    if issubclass(maker, Mesh):
+        return section.variables, ()
+    if not issubclass(maker, Pipeline):
+        return (), section.variables
+    layouts = [override for override in section.variables if SHARDING in override.settings]
+    return layouts, [override for override in section.variables if override not in layouts]
+
+
+def _layouts(section: StrategySection, patterns: Sequence[VariableOverride]) -> dict[str, Any]:
     """Returns the layouts of variables on a mesh, by pattern."""
     if "layouts" in section.options:
         raise StrategyError(
@@ -87,7 +100,7 @@ def _layouts(section: StrategySection) -> dict[str, Any]:
             section.place("layouts"),
         )
     found = {}
-    for override in section.variables:
+    for override in patterns:
         if set(override.settings) != {SHARDING}:
             others = [key for key in override.settings if key != SHARDING]
             raise StrategyError(

@@ -33,15 +33,18 @@ from autodist.strategies import (
     SyncedVariable,
     errors_with_place,
     find_mesh,
+    find_pipeline,
     link_bytes,
     sums_by_worker,
     synced_variables,
 )
 from autodist.strategies.cost import Link, sent_in_stage_group
+from autodist.strategies.mesh_table import MeshFigures
 from autodist.strategies.nodes import distinct_shards, pieces
+from autodist.strategies.pipeline import MODEL
 from autodist.strategies.sum_summary import sum_summary
 from autodist.strategies.table import synchronizer_text
-from autodist.synchronizers import partitioning_of, stages_of
+from autodist.synchronizers import mesh_of, partitioning_of, stages_of, workers_of_stages
 
 
 class PlannedStep:
@@ -86,7 +89,11 @@ class PlannedStep:
                 rewrite(step, context, "plan", also=seen)  # raises what the kernels refuse
         named = name or f"{strategy.builder} (the script's)"
         if strategy.HasField("mesh"):
-            return self._on_mesh(named, shown_as, steps, self._mesh_costs(context, step, seen, steps, names))
+            costs = self._mesh_costs(context, step, seen, steps, names)
+            if strategy.pipeline.stages:
+                of_stages = costs_of(step, context, self._global_shapes, seen)
+                return self._of_pipeline_on_mesh(named, shown_as, steps, costs, of_stages)
+            return self._on_mesh(named, shown_as, steps, costs)
         held = held_bytes(step, strategy, len(self._names))
         if strategy.pipeline.stages:
             return self._of_pipeline(
@@ -135,9 +142,7 @@ class PlannedStep:
 
     def _on_mesh(self, name: str, shown_as: str, steps: PlannedSteps, costs: MeshCosts) -> PlannedStrategy:
         """Returns the plan of a step on a mesh: each worker holds parts, and computes on parts."""
-        strategy, builder = costs.strategy, find_mesh(steps.builder)
-        unmatched = [] if builder is None else builder.unmatched(variable.name for variable in self._step.variables)
-        figures = costs.figures([repr(pattern) for pattern in unmatched])
+        strategy, figures = costs.strategy, self._mesh_figures(steps, costs)
         parts = {part.name: part for part in figures.variables}
         of_workers = [place.worker for place in strategy.mesh.places]
         replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
@@ -167,6 +172,38 @@ class PlannedStep:
             mesh=figures,
         )
 
+    def _mesh_figures(self, steps: PlannedSteps, costs: MeshCosts) -> MeshFigures:
+        """Returns the figures of a mesh, with the patterns of the builder that match no variable."""
+        builder = find_mesh(steps.builder) or find_pipeline(steps.builder)
+        unmatched = [] if builder is None else builder.unmatched(variable.name for variable in self._step.variables)
+        return costs.figures([repr(pattern) for pattern in unmatched])
+
+    def _of_pipeline_on_mesh(
+        self, name: str, shown_as: str, steps: PlannedSteps, costs: MeshCosts, of_stages: StageCosts | None
+    ) -> PlannedStrategy:
+        """Returns the plan of pipelines that are the rows of a mesh: a worker computes a part of its stage."""
+        strategy, figures = costs.strategy, self._mesh_figures(steps, costs)
+        held = [costs.held(worker.index) for worker in self._spec.workers]
+        made = self._of_pipeline(name, shown_as, strategy, held, of_stages)
+        links = costs.links
+        for (source, reader), count in ({} if of_stages is None else of_stages.links).items():
+            for shift in range(mesh_of(strategy).sizes[MODEL]):  # the pipelines of all rows send the same
+                link = source + shift, reader + shift
+                links[link] = links.get(link, PartialCount()) + count
+        parts = {part.name: part for part in figures.variables}
+        of_parts = {variable.name: variable for variable in synced_variables(costs.sharded)}
+        variables = []
+        for node in strategy.nodes:
+            part, found = parts[node.variable], self._of_stage(node, strategy, of_parts[node.variable])
+            shards = tuple(shard.model_copy(update={"shape": part.part_shape}) for shard in found.shards)
+            whole = {"shape": part.shape, "bytes": part.bytes, "sharding": part.text, "shards": shards}
+            variables.append(found.model_copy(update=whole))
+        replicas = [worker.replicas for worker in made.workers]
+        flops, none = [worker.flops for worker in made.workers], [None] * len(self._names)
+        workers = self._workers(held, links, replicas, flops, none)
+        update = {"variables": tuple(variables), "workers": workers, "links": self._links(links), "mesh": figures}
+        return made.model_copy(update=update)
+
     def _of_pipeline(
         self, name: str, shown_as: str, strategy: strategy_pb2.Strategy, held: Sequence[int], costs: StageCosts | None
     ) -> PlannedStrategy:
@@ -186,18 +223,29 @@ class PlannedStep:
             pipeline=figures,
         )
 
-    def _of_stage(self, node: strategy_pb2.VariableNode, strategy: strategy_pb2.Strategy) -> VariablePlan:
-        """Returns the plan of a variable of a stage; the stage's workers exchange its gradient for their examples."""
-        stages, variable = stages_of(strategy), self._synced[node.variable]
+    def _of_stage(
+        self, node: strategy_pb2.VariableNode, strategy: strategy_pb2.Strategy, part: SyncedVariable | None = None
+    ) -> VariablePlan:
+        """Returns the plan of a variable of a stage; the stage's workers exchange its gradient for their examples.
+
+        Args:
+            node: of the variable.
+            strategy: a strategy with stages.
+            part: the part of the variable that a worker of the stage holds; None: all of it.
+        """
+        stages, variable = stages_of(strategy), part or self._synced[node.variable]
         group = stages.group_of(node.parameter_server.owner)
         global_rows = self._global_rows.get(variable.name)
         rows = None if global_rows is None else ceil(global_rows / group.size)
-        step, row = (sent.by_worker(len(self._names)) for sent in sent_in_stage_group(variable, group))
-        sent = tuple(one + more * (rows or 0) for one, more in zip(step, row, strict=True))
-        found = self._variable(variable, node, rows, sent)
-        stage_group = tuple(self._names[worker] for worker in group.workers[1:])
-        shards = tuple(shard.model_copy(update={"mates": stage_group}) for shard in found.shards)
-        return found.model_copy(update={"synchronizer": f"stage {stages.stage_of(group.workers[0])}", "shards": shards})
+        places = sum(len(one.workers) for one in stages.groups)
+        step, row = (sent.by_worker(places) for sent in sent_in_stage_group(variable, group))
+        parts = len(self._names) // places
+        sent = tuple(step[k // parts] + row[k // parts] * (rows or 0) for k in range(len(self._names)))
+        found, stage = self._variable(variable, node, rows, sent), stages.stage_of(group.workers[0])
+        first, *others = (self._names[worker] for worker in workers_of_stages(strategy)[stage])
+        holders = {"owner": first, "mates": tuple(others)}
+        shards = tuple(shard.model_copy(update=holders) for shard in found.shards)
+        return found.model_copy(update={"synchronizer": f"stage {stage}", "shards": shards})
 
     def _variable(
         self, variable: SyncedVariable, node: strategy_pb2.VariableNode, rows: int | None, sent: tuple[int, ...]

@@ -35,7 +35,7 @@ class ShardPlan(_Part):
 
     Attributes:
         owner: name of the worker that holds it; None: all workers hold it.
-        mates: names of the workers that hold the same shard in other pipelines.
+        mates: names of the workers that hold the same shard in other pipelines, or the other parts of it on a mesh.
         shape: the shape of the shard.
     """
 

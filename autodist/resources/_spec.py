@@ -51,9 +51,10 @@ class ResourceSpec(YamlKeys):
         allotments: with `nodes: given`, the devices, cores and port of each worker. Empty until its processes have
             joined; until then `nodes` is this machine alone.
         mesh_rows: the places of rows of a mesh along the data axis, as positions among all places: for each group of
-            workers that divide the batch among them, the row of their first coordinates; empty: no mesh.
-        micro_batches: the number of micro-batches of a pipeline, which are its replicas, all on the chief's device; 0:
-            not a pipeline, and each device of each worker is a replica.
+            workers that divide the batch among them, the row of their first coordinates; empty: no mesh. In a pipeline,
+            rows along the axes of the stages and of the batch.
+        micro_batches: the number of micro-batches of a pipeline, which are its replicas, all on the device of its first
+            worker; 0: not a pipeline, and each device of each worker is a replica.
         owned_bytes: for each worker, the bytes of variables of earlier steps that it owns; (): no earlier step.
     """
 
@@ -216,10 +217,12 @@ class ResourceSpec(YamlKeys):
     def replicas(self) -> tuple[Replica, ...]:
         """All replicas, in the order of the workers and of their devices.
 
-        Those of a pipeline are its micro-batches, those on a mesh the places of one row along the data axis.
+        Those of a pipeline are its micro-batches, on its first worker; those on a mesh are the places of one row along
+        the data axis. Each row of a mesh may be a pipeline.
         """
         if self.micro_batches:
-            first = self.workers[0]
+            row = self.mesh_rows[0] if self.mesh_rows else (0,)
+            first = self.workers[row[0]]  # each worker of a pipeline has one device
             return tuple(Replica(index, first, first.devices[0]) for index in range(self.micro_batches))
         found = list(list_replicas(self.workers))
         if not self.mesh_rows:

@@ -67,7 +67,10 @@ def settings_of(run: Run, spec: ResourceSpec, chosen: Any) -> RunSettings:
         "" if mesh is None else mesh.data,
         is_chief=run.builder is not None,
         divides_variables=run.divides_variables,
-        normalizes_whole_batches=(spec.batch_norm or ("whole" if spec.mesh_rows else "replica")) == "whole",
+        normalizes_whole_batches=(
+            spec.batch_norm or ("whole" if spec.mesh_rows and not spec.micro_batches else "replica")
+        )
+        == "whole",
         is_reference=run.recorder is not None and run.recorder.is_reference,
     )
 

@@ -26,7 +26,7 @@ from autodist.runs.stage_costs import Link, Rewriting, StageCosts, costs_of
 from autodist.strategies import strategy_table, synced_variables
 from autodist.strategies.mesh_table import mesh_tables, requested_figures
 from autodist.strategies.stage_table import CutFigures, PipelineFigures, StageFigures, stage_tables
-from autodist.synchronizers import stages_of
+from autodist.synchronizers import stages_of, workers_of_stages
 
 log = logging.getLogger("autodist")
 
@@ -64,8 +64,8 @@ def log_strategy(
     needs: MemoryNeeds | None = None
     if strategy.HasField("mesh"):
         costs = _costs_on_mesh(strategy, step, shapes, seen)
-        tables = _tables_on_mesh(strategy, step, width, costs)
-        if costs is not None:
+        tables = _tables_on_mesh(strategy, step, spec, width, costs, shapes, seen)
+        if costs is not None and not strategy.pipeline.stages:
             needs = (
                 MemoryNeeds.of(costs.sharded, costs.held_at_place, costs.activations)
                 if has_gpus(spec.workers[0])
@@ -116,12 +116,20 @@ def _tables(
 def _tables_on_mesh(
     strategy: strategy_pb2.Strategy,
     step: CapturedStep,
+    spec: ResourceSpec,
     width: int,
     costs: MeshCosts | None,
+    shapes: Mapping[str, Sequence[int]],
+    seen: Rewriting | None,
 ) -> Iterator[Table]:
     script = {} if step.annotations is None else step.annotations.variables
     figures = requested_figures(strategy, step, script) if costs is None else costs.figures()
-    return mesh_tables(figures, f"{strategy.builder}: {figures.title}", width)
+    yield from mesh_tables(figures, f"{strategy.builder}: {figures.title}", width)
+    if strategy.pipeline.stages:
+        names = [worker.name for worker in spec.workers]
+        held = None if costs is None else [costs.held(worker.index) for worker in spec.workers]
+        of_stages = costs_of(step, Context(strategy, 0), shapes, seen)
+        yield from stage_tables(figures_of(strategy, step, names, held, of_stages))
 
 
 def _costs_on_mesh(
@@ -164,9 +172,10 @@ def figures_of(
     """
     variables = {variable.name: variable for variable in synced_variables(step)}
     stages = stages_of(strategy)
-    seats = [group.workers for group in stages.groups]
+    seats = workers_of_stages(strategy)
     stage_variables = [
-        [variables[n.variable] for n in strategy.nodes if n.parameter_server.owner == workers[0]] for workers in seats
+        [variables[n.variable] for n in strategy.nodes if n.parameter_server.owner == group.workers[0]]
+        for group in stages.groups
     ]
     none = [_NOT_KNOWN] * len(seats)
     forward, backward = (none, none) if costs is None else (costs.forward, costs.backward)

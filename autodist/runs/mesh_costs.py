@@ -20,7 +20,9 @@ from autodist.graph.partial_count import PartialCount
 from autodist.graph.parts import Variable
 from autodist.graph.step import CapturedStep, PlacedStep
 from autodist.kernels import KERNELS, Context, run_pipeline
+from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.kernels.place.slots import find_slots
+from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.shard.copy_for_places import CopyForPlaces
 from autodist.kernels.shard.lower import is_sent_whole, piece_lengths
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
@@ -41,6 +43,7 @@ class Collective:
     """A reshard node of a step.
 
     Attributes:
+        name: of the node.
         reshard: its transfer.
         elements: the number of elements of the tensor that a place sends to each other place; None: not known.
         item: the bytes of an element.
@@ -48,6 +51,7 @@ class Collective:
         is_per_replica: True if it runs once for each replica; False if once for each worker.
     """
 
+    name: str
     reshard: Reshard
     elements: int | None
     item: int
@@ -85,6 +89,7 @@ class MeshCosts:
         sharded: the program of each place, with reshard nodes.
         of_places: the program of all places of a worker for one part of the batch.
         shapes: shapes of the inputs in the part of the batch of one replica, as far as known.
+        placement: the stages of the nodes, if each row of the mesh is a pipeline.
     """
 
     strategy: strategy_pb2.Strategy
@@ -92,6 +97,7 @@ class MeshCosts:
     sharded: PlacedStep
     of_places: PlacedStep
     shapes: Mapping[str, Sequence[int]]
+    placement: StagePlacement | None = None
 
     @cached_property
     def _inferred(self) -> tf.Graph:
@@ -147,8 +153,8 @@ class MeshCosts:
         if holder is None:
             return variable.byte_size
         # The holders are those in the row of the first worker.
-        row = Context(self.strategy, 0).replicas
-        alike = {row[rank].worker for rank in Context(self.strategy, worker).local_replicas}
+        first, own = Context(self.strategy, 0).row, Context(self.strategy, worker).row
+        alike = {first[rank].worker for rank, place in enumerate(own) if place.worker == worker}
         slices = (one for one in holder.slices if alike & {*one.group.workers})
         return sum(prod(one.shape) * variable.dtype.size for one in slices)
 
@@ -178,7 +184,7 @@ class MeshCosts:
                 static = self.sharded.spec_of(sent.name)
                 is_cut = reshard.kind is ReshardKind.ALL_REDUCE and not is_sent_whole(static, count)
                 elements = sent.shape.num_elements()
-                found.append(Collective(reshard, elements, sent.dtype.size, is_cut, op.name not in once))
+                found.append(Collective(op.name, reshard, elements, sent.dtype.size, is_cut, op.name not in once))
         return tuple(found)
 
     @cached_property
@@ -188,11 +194,14 @@ class MeshCosts:
 
     @cached_property
     def sums(self) -> dict[str, dict[Link, int]]:
-        """For each trained variable, the bytes from worker to worker by which its gradient is summed."""
+        """For each trained variable, the bytes from worker to worker by which its gradient is summed.
+
+        In a pipeline, sums of gradients are among the transfers of the stages (`StageCosts`).
+        """
         parts = {variable.name: variable for variable in synced_variables(self.sharded)}
+        nodes = self.strategy.nodes if self.placement is None else ()
         return {
-            node.variable: self._summed(parts[node.variable], node, self.rows.get(node.variable, 0))
-            for node in self.strategy.nodes
+            node.variable: self._summed(parts[node.variable], node, self.rows.get(node.variable, 0)) for node in nodes
         }
 
     @property
@@ -223,6 +232,7 @@ class MeshCosts:
             collectives=tuple(self._collective_figures()),
             examples=self.examples,
             unused=(*unused, *missing),
+            stages=len(self.strategy.pipeline.stages) or 1,
         )
 
     def _collective_figures(self) -> Iterator[CollectiveFigures]:
@@ -230,11 +240,12 @@ class MeshCosts:
         by_kind: dict[tuple[str, tuple[str, ...]], list[int | None]] = {}
         calls: Counter[tuple[str, tuple[str, ...]]] = Counter()
         for one in self.collectives:
-            key = (one.reshard.kind.value, one.reshard.axes)
-            calls[key] += 1
-            sizes = self._messages(one, mesh.row(0, one.reshard.axes))
-            first = self.strategy.mesh.places[0].worker
-            by_kind.setdefault(key, []).extend(size for (source, _), size in sizes if source == first)
+            for place, (times, stage) in self._runs_of(one).items():
+                key = (one.reshard.kind.value + stage, one.reshard.axes)
+                calls[key] += times
+                sizes = [*self._messages(one, mesh.row(place, one.reshard.axes))] * times
+                first = self.strategy.mesh.places[place].worker
+                by_kind.setdefault(key, []).extend(size for (source, _), size in sizes if source == first)
         for (kind, axes), found in by_kind.items():
             yield CollectiveFigures(kind, axes, calls[kind, axes], PartialCount.of(found))
         in_slices = {node.variable for node in self.strategy.nodes if node.shards}
@@ -247,9 +258,37 @@ class MeshCosts:
                 total = PartialCount(sum(sent), is_least)
                 yield CollectiveFigures(kind, (self.strategy.mesh.data,), sum(map(bool, sent)), total)
 
+    def _runs_of(self, one: Collective) -> dict[int, tuple[int, str]]:
+        """Returns how often a place runs a collective in a step: the first place, or that of each stage, with a text.
+
+        On a mesh without stages, the numbers are those of one replica.
+        """
+        if self.placement is None:
+            return {0: (1, "")}
+        firsts = [(stage, group.workers[0]) for stage, group in enumerate(self.placement.stages.groups)]
+        return {
+            worker: (count, f" of stage {stage}") for stage, worker in firsts if (count := self._runs[one.name, worker])
+        }
+
+    @cached_property
+    def _runs(self) -> Counter[tuple[str, int]]:
+        """The number of runs of each collective by each worker of the first row, by the captured name of its node."""
+        found = Counter[tuple[str, int]]()
+        names = {one.name for one in self.collectives}
+        for name, workers in self.placement.runs_at.items() if self.placement is not None else ():
+            _, captured = self.placement.step.replica_of(name) if self.placement is not None else (0, name)
+            if captured in names:
+                found.update((captured, worker) for worker in workers)
+        return found
+
     def _links_of(self, one: Collective) -> Iterator[tuple[Link, int | None]]:
         """Yields the sender and the receiver of each message of a collective, and its bytes."""
         mesh = mesh_of(self.strategy)
+        if self.placement is not None:
+            for place in Context(self.strategy, 0).mesh_row:
+                messages = [*self._messages(one, mesh.row(place, one.reshard.axes))]
+                yield from messages * self._runs[one.name, self.strategy.mesh.places[place].worker]
+            return
         places: Iterable[int] = range(mesh.size)
         if not one.is_per_replica:
             places = [place for worker in self._workers for place in Context(self.strategy, worker).coordinates]
@@ -330,4 +369,11 @@ def mesh_costs(
         if axis is not None and lengths:
             lengths[axis] = -(-lengths[axis] // replicas)
         of_replica[name] = tuple(lengths)
-    return MeshCosts(context.strategy, step, seen.sharded, seen.of_places, of_replica)
+    placement = None
+    if context.goes_through_stages(step):
+        if seen.replicated is None:
+            kernels = KERNELS[: 1 + next(k for k, one in enumerate(KERNELS) if isinstance(one, Replicate))]
+            run_pipeline(kernels, step, context, seen)
+        assert seen.replicated is not None, "recorded behind the kernels"
+        placement = StagePlacement(seen.replicated, context)
+    return MeshCosts(context.strategy, step, seen.sharded, seen.of_places, of_replica, placement)

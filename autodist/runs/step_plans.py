@@ -54,7 +54,7 @@ class StepPlans:
         self._owned: dict[str, Sequence[tuple[int, int]]] = {}
         self._rehearsed: tuple[tf.compat.v1.GraphDef, ReplicatedStep] | None = None
         self._seen: Rewriting | None = None
-        self._pipeline: strategy_pb2.Pipeline | None = None
+        self._staged: strategy_pb2.Strategy | None = None
         self._shardings: dict[str, Sharding] = {}
         self._count = 0
         self._has_warned_of_marks = False
@@ -145,7 +145,7 @@ class StepPlans:
         """
         shared = {renaming.variable(name): one for name, one in names.items()}
         if strategy.pipeline.stages:
-            self._pipeline = strategy.pipeline
+            self._staged = strategy
         self._decided.update({shared[node.variable]: node for node in strategy.nodes})
 
     def rehearse(self, step: CapturedStep, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
@@ -180,11 +180,14 @@ class StepPlans:
 
     def _with_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
         """Adds a training step's pipeline stages, which hold the variables, to the strategy of another step."""
-        if self._pipeline is None or strategy.nodes:
+        if self._staged is None or strategy.nodes:
             return strategy
         staged = strategy_pb2.Strategy()
         staged.CopyFrom(strategy)
-        staged.pipeline.CopyFrom(self._pipeline)
+        staged.pipeline.CopyFrom(self._staged.pipeline)
+        if self._staged.HasField("mesh"):
+            staged.mesh.CopyFrom(self._staged.mesh)
+            del staged.mesh.variables[:]  # with_shardings adds those of the step's variables
         return staged
 
     def with_shardings(self, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> strategy_pb2.Strategy:

@@ -17,11 +17,13 @@ from autodist.synchronizers.reading import (
     partitioning_of,
     parts_of,
     placement_of,
+    row_axes_of,
     set_synchronizer,
     stages_of,
     synchronizer_of,
     synchronizers_of,
     with_owners_in_row,
+    workers_of_stages,
 )
 from autodist.synchronizers.subgroups import Subgroups
 from autodist.synchronizers.traffic import Piece, Sent
@@ -43,9 +45,11 @@ __all__ = [
     "partitioning_of",
     "parts_of",
     "placement_of",
+    "row_axes_of",
     "set_synchronizer",
     "stages_of",
     "synchronizer_of",
     "synchronizers_of",
     "with_owners_in_row",
+    "workers_of_stages",
 ]

@@ -125,11 +125,11 @@ def placement_of(strategy: strategy_pb2.Strategy) -> Placement:
 
 
 def with_owners_in_row(strategy: strategy_pb2.Strategy, row: Sequence[int]) -> strategy_pb2.Strategy:
-    """Returns the strategy of a mesh with workers as owners, in place of coordinates along the data axis.
+    """Returns the strategy of a mesh with workers as owners and in stages, in place of positions in a row.
 
     Args:
         strategy: a strategy with a mesh.
-        row: the workers of a row along the data axis, by their coordinates.
+        row: the workers of a row along the axes of the batch and of the stages, by their positions.
     """
     made = strategy_pb2.Strategy()
     made.CopyFrom(strategy)
@@ -137,12 +137,30 @@ def with_owners_in_row(strategy: strategy_pb2.Strategy, row: Sequence[int]) -> s
         for part in parts_of(node):
             if part.HasField("parameter_server"):
                 part.parameter_server.owner = row[part.parameter_server.owner]
+    for stage in made.pipeline.stages:
+        for one in (stage, *stage.stage_group):
+            one.worker = row[one.worker]
     return made
 
 
 def mesh_of(strategy: strategy_pb2.Strategy) -> Mesh:
     """Returns the mesh of a strategy."""
     return Mesh(tuple(Axis(axis.name, axis.size) for axis in strategy.mesh.axes))
+
+
+def workers_of_stages(strategy: strategy_pb2.Strategy) -> list[tuple[int, ...]]:
+    """Returns the workers that compute each stage; on a mesh, those of all rows."""
+    by_stage = [group.workers for group in stages_of(strategy).groups]
+    if not strategy.HasField("mesh"):
+        return by_stage
+    parts = len(strategy.mesh.places) // sum(map(len, by_stage))
+    return [tuple(position * parts + k for position in positions for k in range(parts)) for positions in by_stage]
+
+
+def row_axes_of(strategy: strategy_pb2.Strategy) -> list[str]:
+    """Returns the axes of a mesh along which places compute on the same slices: of the stages and of the batch."""
+    stages = [strategy.mesh.axes[0].name] if strategy.pipeline.stages else []
+    return [*stages, *filter(None, [strategy.mesh.data])]
 
 
 def _layer_of(node: strategy_pb2.VariableNode) -> int:

@@ -87,7 +87,7 @@ def _devices(context: Context) -> list[list[str]]:
     """Returns the device of each replica of this worker, for each of its coordinates on a mesh."""
     if context.mesh is None:
         return [[context.replicas[k].device for k in context.local_replicas] or [context.first_device(context.worker)]]
-    places, replicas = context.strategy.mesh.places, range(len(context.local_replicas))
+    places, replicas = context.strategy.mesh.places, range(len(context.local_replicas) or 1)
     return [[places[context.place_of(k, j)].device for k in replicas] for j in range(len(context.coordinates))]
 
 

@@ -94,6 +94,8 @@ def _require_fetched_by_all(placement: StagePlacement, context: Context) -> None
 
 def _exchange_completion_signals(editor: StepEditor[Step], placement: StagePlacement, context: Context) -> None:
     """Makes each worker send the others a completion signal when its variables are written."""
+    if context.mesh is not None:  # SignalParts sends signals between the workers of all rows
+        return
     writes: dict[int, list[str]] = {}
     for name, effect in placement.graph_index.effects.items():
         stages = {placement.stage_of[h] for h in effect.writes if h in placement.stage_of}
@@ -106,7 +108,7 @@ def _exchange_completion_signals(editor: StepEditor[Step], placement: StagePlace
 
 def _exchange_completion_signal(editor: StepEditor[Step], names: Sequence[str], context: Context, writer: int) -> None:
     """Sends a completion signal after the writes `names` to workers that may access the variables of `writer`."""
-    readers = [reader for reader in range(context.workers) if _accesses(context, reader, writer)]
+    readers = [reader for reader in sorted(context.group.everyone) if _accesses(context, reader, writer)]
     if context.worker not in (writer, *readers):
         return
     with subgraph(editor, f"pipeline/completion_signal/{writer}") as f, tf.device(context.cpu(context.worker)):

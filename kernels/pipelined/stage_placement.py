@@ -215,7 +215,7 @@ class StagePlacement:
     @cached_property
     def runs_at(self) -> dict[str, frozenset[int]]:
         """The workers that run each needed node."""
-        everywhere = frozenset(range(self.context.workers))
+        everywhere = frozenset(self.context.group.everyone)
         roots = {*map(node_of, self.step.outputs), *self.step.targets}
         found: dict[str, frozenset[int]] = {}
         for name in reversed(self.graph_index.order):
@@ -240,7 +240,7 @@ class StagePlacement:
                 if not is_control(i):
                     self._add_transfers(transfers, tensor(i), self.runs_at[name])
         for name in self.step.outputs:
-            self._add_transfers(transfers, tensor(name), range(self.context.workers))
+            self._add_transfers(transfers, tensor(name), self.context.group.everyone)
         for name in self.graph_index.order:
             yield from sorted(transfers.get(name, ()), key=lambda crossing: (crossing.name, crossing.reader))
 

@@ -35,7 +35,7 @@ class HoldInRows(Kernel[CapturedStep, CapturedStep]):
         if context.mesh is None or not step.holders:
             return step
         shapes = {variable.name: variable.shape for variable in step.variables}
-        row = tuple(Place(place.worker, place.device) for place in context.replicas)
+        row = context.row_group.places
         in_row = {name: _in_row(one, shapes[name], row) for name, one in step.holders.items() if name in shapes}
         return replace(step, holders={name: one for name, one in in_row.items() if one is not None})
 
@@ -82,7 +82,7 @@ def holder_of_part(holder: Holder, part: Variable) -> Holder:
 def holders_on_mesh(step: StepWithOwners, context: Context) -> dict[str, Holder]:
     """Returns the holders between two steps of the variables that a mesh divides along any axis, by name."""
     assert context.mesh is not None, "only a mesh divides variables"
-    parts = {variable.name: Holder.whole(variable.shape, context.group) for variable in step.variables}
+    parts = {variable.name: Holder.whole(variable.shape, context.row_group) for variable in step.variables}
     parts |= step.holders
     undivided = Sharding(())
     return {
@@ -135,8 +135,6 @@ def _group_of(one: Slice, members: Sequence[int], context: Context) -> Group:
     """Returns the places that hold a slice of a part, of the places that have the part."""
     mesh, places = context.mesh, context.strategy.mesh.places
     assert mesh is not None, "only a mesh divides variables"
-    row = [place.worker for place in context.replicas]
-    coordinates = {k for k, worker in enumerate(row) if worker in one.group}
-    data = [context.strategy.mesh.data] if context.strategy.mesh.data else []
-    held = [place for place in members if mesh.index(place, data) in coordinates]
+    coordinates = {k for k, place in enumerate(context.row) if place.worker in one.group}
+    held = [place for place in members if mesh.index(place, context.row_axes) in coordinates]
     return Group(tuple(Place(places[place].worker, places[place].device) for place in held))

@@ -37,6 +37,8 @@ class LiftMeshes(Kernel[CapturedStep, CapturedStep]):
             return step
         lifted = lift(annotations)
         _require_fitting(lifted, context)
+        if context.has_stages_on_mesh:
+            _require_no_stages(lifted, context.row_axes[0])
         return with_annotations(step, checked(step, lifted))
 
 
@@ -139,6 +141,30 @@ def _require_fitting(annotations: Annotations, context: Context) -> None:
         if strange or len(set(mesh.places)) < len(mesh.places):
             fault = f"the place {strange[0]}, but {devices}" if strange else "a place twice"
             raise StrategyError(f"The mesh {shown[name]} has {fault}. Name each device of the run once, from 0.")
+
+
+def _require_no_stages(annotations: Annotations, axis: str) -> None:
+    """Passes if no tensor is divided along the axis of the pipeline stages.
+
+    Raises:
+        StrategyError: one is; the message names the place.
+    """
+
+    def checked_one(one: Constraint) -> Constraint:
+        if axis in one.sharding.used():
+            raise StrategyError(
+                f"{one.origin} names the axis {axis!r} of the pipeline stages, but a stage divides its tensors along "
+                "the other axes alone. Name the axis 'model' there, or leave the dimension whole."
+            )
+        return one
+
+    annotations.map(checked_one)
+    region = next((one for one in annotations.regions.values() if axis in one.axes), None)
+    if region is not None:
+        raise StrategyError(
+            f"The manual region of {region.origin} has the axis {axis!r}, along which the model is divided into "
+            "pipeline stages. Use another axis."
+        )
 
 
 def _written(origin: Origin | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.communicator import DIRECT_BYTES, Communicator
 from autodist.kernels.shard.local_reshards import reduced
@@ -39,10 +40,16 @@ class LowerReshards(Kernel[ReplicatedStep, ReplicatedStep]):
         if context.mesh is None:
             return step
         editor = StepEditor(step)
+        run = _run_here(step) if context.has_stages_on_mesh else step.graph_index.nodes.keys()
         for name, node in step.graph_index.nodes.items():
-            if (reshard := Reshard.of(node)) is not None:
+            if name in run and (reshard := Reshard.of(node)) is not None:
                 _lower(editor, step, context, name, reshard)
         return editor.to_step()
+
+
+def _run_here(step: ReplicatedStep) -> Set[str]:
+    """Returns the nodes that the outputs and targets of a step need; other pipeline stages run the other nodes."""
+    return reach([*map(node_of, step.outputs), *step.targets], step.graph_index.sources.__getitem__)
 
 
 def group_of(row: Sequence[int], context: Context) -> Group:

@@ -67,7 +67,8 @@ def _signal_writes(editor: StepEditor[ReplicatedStep], step: ReplicatedStep, con
     writes = [name for name, effect in effects.items() if effect.writes & divided and name in editor]
     if not writes or not others:
         return
-    away = {step.by_name[name].handle for name, owner in step.owners.items() if owner != me}
+    group_of_owner = context.placement.stages.group_of
+    away = {step.by_name[name].handle for name, owner in step.owners.items() if me not in group_of_owner(owner)}
     own = [name for name in writes if effects[name].writes & divided - away]
     key = f"written_parts/{digest(';'.join(names))}"
     gates: list[str] = []

@@ -72,6 +72,13 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "pipeline": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B"},
     "pipeline_anew": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B", "recompute": True},
     "pipeline_calls": {"builder": "Pipeline", "micro_batches": 4, "schedule": "GPipe", "recompute": True},
+    "pipeline_mesh": {
+        "builder": "Pipeline",
+        "micro_batches": 2,
+        "schedule": "1F1B",
+        "mesh": {"stage": 2, "model": 2},
+        "variables": {".*dense/kernel": {"sharding": [None, "model"]}, ".*dense_1/kernel": {"sharding": ["model"]}},
+    },
     "recomputed": {"builder": "AllReduce", "recompute": ["sequential"]},
     "mesh": {
         "builder": "Mesh",
@@ -161,7 +168,7 @@ _PAIRS: Mapping[str, str] = {
     "keras_mlp_adam_float32": (
         "shuffle 1x1, small_groups 2x1, float16 2x2, bfloat16 one_machine, power_sgd 3x1, top_k 2x1, "
         "overridden 2+1, sharded server, pipeline 2x1, pipeline_calls 2x1, stale_proxies 2x1, asynchronous 3x1, "
-        "two_paces 2x1, ps gpus, mesh 4x1, mesh_fsdp 4x1, mesh_fsdp 2x2"
+        "two_paces 2x1, ps gpus, mesh 4x1, mesh_fsdp 4x1, mesh_fsdp 2x2, pipeline_mesh 4x1"
     ),
     "many_ops": "shuffle 2x1",
     "momentum_and_counter": "uneven_partitioned_ps 3x1, stale 2x1",

@@ -181,7 +181,7 @@ class Trained:
         if name in self.shardings and self.strategy is not None:
             mesh, parts = mesh_of(self.strategy), self._at_places(name, self.strategy)
             whole = joined(parts, self.shardings[name], mesh)
-            for place, mine in enumerate(parts):
+            for place, mine in parts.items():
                 own = part_of(whole, self.shardings[name], mesh, place)
                 np.testing.assert_array_equal(mine, own, err_msg=name)
             return whole
@@ -190,14 +190,15 @@ class Trained:
             np.testing.assert_array_equal(other, found[0], err_msg=name)
         return found[0]
 
-    def _at_places(self, name: str, strategy: strategy_pb2.Strategy) -> list[np.ndarray]:
-        """The part of a divided variable at each place, which its worker may hold for several places."""
-        mesh, found = mesh_of(strategy), []
+    def _at_places(self, name: str, strategy: strategy_pb2.Strategy) -> dict[int, np.ndarray]:
+        """The part of a divided variable at each place that has one; a worker may hold it for several places."""
+        mesh, found = mesh_of(strategy), {}
         axes = [axis for along in self.shardings[name].axes for axis in along]
         for place, device in enumerate(strategy.mesh.places):
             coordinates = Context(strategy, device.worker).coordinates
             first = next(k for k, other in enumerate(coordinates) if mesh.index(other, axes) == mesh.index(place, axes))
-            found.append(self.variables[device.worker][part_name(name, first)])
+            if (part := self.variables[device.worker].get(part_name(name, first))) is not None:
+                found[place] = part
         return found
 
 
@@ -388,11 +389,11 @@ def part_of(value: np.ndarray, sharding: Sharding, mesh: Mesh, place: int) -> np
     return value
 
 
-def joined(parts: Sequence[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
+def joined(parts: Mapping[int, np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
     """The value whose parts the places of a mesh hold; of equal parts, the last place's."""
-    counts = [mesh.count(names) for names in sharding.axes]
-    whole = np.zeros([length * count for length, count in zip(parts[0].shape, counts, strict=True)], parts[0].dtype)
-    for place, part in enumerate(parts):
+    counts, first = [mesh.count(names) for names in sharding.axes], next(iter(parts.values()))
+    whole = np.zeros([length * count for length, count in zip(first.shape, counts, strict=True)], first.dtype)
+    for place, part in parts.items():
         starts = [mesh.index(place, names) * n for names, n in zip(sharding.axes, part.shape, strict=True)]
         whole[tuple(slice(start, start + n) for start, n in zip(starts, part.shape, strict=True))] = part
     return whole

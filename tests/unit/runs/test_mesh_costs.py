@@ -15,8 +15,9 @@ from autodist.resources import ResourceSpec
 from autodist.runs.log_strategy import log_strategy
 from autodist.runs.mesh_costs import mesh_costs
 from autodist.runs.stage_costs import Rewriting
-from tests.unit.kernels.in_one_process import Session, on_mesh
-from tests.unit.kernels.shard.mesh_models import MEGATRON, perceptron, table, transformer
+from tests.unit.kernels.in_one_process import Session, capture, on_mesh
+from tests.unit.kernels.pipelined import models
+from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, table, transformer
 from tests.unit.kernels.traffic import bytes_sent
 
 LITTLE = 192
@@ -107,6 +108,26 @@ def test_places_of_one_worker_send_nothing():
 @pytest.mark.parametrize("sizes", [{"model": 2}, {"data": 2, "model": 2}], ids=str)
 def test_rows_of_a_divided_table(sizes):
     assert_as_in_a_run(table("rows"), sizes, {"rows": "[model, –]"}, LITTLE if "data" in sizes else SIGNALS)
+
+
+def test_the_workers_of_a_stage_send_the_bytes_of_a_run():
+    step, given = models.made("divisible", "sgd"), models.batches("divisible", (8,))
+    captured = capture(step, *given[0], is_global=True)
+    model = Model(step, captured, given)
+    layouts = {f"part_{k}_kernel": "[model, –]" if k % 2 else "[–, model]" for k in range(4)}
+    strategy = models.on_mesh(captured.step, models.stage_of(captured, 2), {"stage": 2, "data": 1, "model": 2}, layouts)
+    costs, real = costs_of(model, strategy), sent_in_a_run(model, strategy)
+    activations = 8 * models.WIDTH * 8  # of all micro-batches
+    # The first stage also sums the gradient of its result.
+    sums = [("all_reduce of stage 0", 4, 2 * activations), ("all_reduce of stage 1", 2, activations)]
+    assert [(one.kind, one.calls, one.sent.count) for one in costs.figures().collectives] == sums
+    for source, to in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        assert 0 <= real[source, to] - costs.links[source, to].count <= SIGNALS
+    held = Session(captured, strategy)._read
+    assert [costs.held(worker) for worker in range(4)] == [
+        sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in mine.values() if tensor is not None)
+        for mine in held
+    ]
 
 
 @pytest.mark.usefixtures("in_float64")

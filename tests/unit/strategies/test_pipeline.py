@@ -17,6 +17,7 @@ from autodist.strategies import (
     check_strategy,
     strategy_table,
 )
+from autodist.synchronizers import workers_of_stages
 
 SHAPES = {"embedding/table": (100, 4), "block_0/kernel": (4, 8), "block_1/kernel": (8, 4), "head/kernel": (4, 2)}
 BY_PATTERNS = (("embedding/.*", "block_0/.*"), (".*",))
@@ -183,7 +184,9 @@ def test_a_mesh_alone_says_how_many_stages_there_are(step, tmp_path):
         ("{data: 0}", "data is 0, which is not allowed"),
         ("{stage: -1}", "stage is -1, which is not allowed"),
         ("{data: two}", "data is 'two', which is not allowed"),
-        ("{model: 2}", "no option model"),
+        ("{models: 2}", "no option models"),
+        ("{model: 3}", "which are 3 workers, fewer than the 4 workers"),
+        ("{stage: 2, model: 3}", "with 3 workers for each stage, which are 6 workers, more than the 4 workers"),
         ("4", "mesh is 4, which is not allowed"),
     ],
 )
@@ -193,6 +196,49 @@ def test_a_mesh_that_does_not_fit_is_refused_with_its_place(step, tmp_path, mesh
         arranged(builder_from_section(spec.strategy), spec)
     assert told in str(caught.value)
     assert caught.value.place.line == 5
+
+
+def test_the_workers_of_a_stage_divide_its_tensors(step, tmp_path):
+    more = "  variables:\n    block_./kernel: {sharding: [null, model]}\n"
+    spec = meshed(tmp_path, "{stage: 2, model: 2}", more)
+    builder = builder_from_section(spec.strategy)
+    machines = arranged(builder, spec)
+    strategy = builder.build(step(SHAPES), machines)
+    check_strategy(strategy, step(SHAPES), machines)
+    assert [(axis.name, axis.size) for axis in strategy.mesh.axes] == [("stage", 2), ("data", 1), ("model", 2)]
+    assert {one.variable: one.sharding for one in strategy.mesh.variables} == {
+        "block_0/kernel": "[–, model]", "block_1/kernel": "[–, model]"
+    }  # fmt: skip
+    assert set(stage_of(strategy).values()) == {0, 1}  # positions in a row
+    assert workers_of_stages(strategy) == [(0, 1), (2, 3)]
+    assert [machines.seen_by(worker).replica_workers for worker in range(4)] == [(0,) * 3, (1,) * 3, (0,) * 3, (1,) * 3]
+    with pytest.raises(StrategyError, match="several workers compute on the same part"):
+        machines.require_own_batches()
+    table = strategy_table(strategy, step(SHAPES), list("abcd"))
+    assert str(table.title) == "Pipeline: 4 places on 4 workers, mesh {stage: 2, data: 1, model: 2}"
+    assert str(table.caption).startswith("the 2 stages of a pipeline hold ")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout", "told"),
+    [
+        ("{stage: 2, data: 2}", "[model]", "the mesh has no axis 'model'"),
+        ("{stage: 2, model: 2}", "[data]", "names the axis 'data', but a stage of a pipeline divides variables along"),
+        ("{stage: 2, model: 2}", "[null, stage]", "names the axis 'stage', but a stage of a pipeline divides"),
+    ],
+)
+def test_layouts_that_stages_cannot_have_are_refused(tmp_path, mesh, layout, told):
+    more = f"  variables:\n    head/.*: {{sharding: {layout}}}\n"
+    with pytest.raises(StrategyError, match=told):
+        builder_from_section(meshed(tmp_path, mesh, more).strategy)
+
+
+def test_layouts_and_owners_of_variables_are_not_for_one_pipeline(step, tmp_path):
+    more = "  variables:\n    head/.*: {synchronizer: PS, owner: 0}\n    block_./kernel: {sharding: [model]}\n"
+    spec = meshed(tmp_path, "{stage: 2, model: 2}", more)
+    builder = builder_from_section(spec.strategy)
+    with pytest.raises(StrategyError, match="divides variables over a mesh"):
+        builder.build(step(SHAPES), arranged(builder, spec))
 
 
 def test_stages_that_a_mesh_denies_are_refused_with_their_place(step, tmp_path):

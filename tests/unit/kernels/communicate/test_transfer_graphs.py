@@ -39,7 +39,7 @@ SMALL = "momentum_and_counter"
 """A stored step with rows, a dense gradient and a counter."""
 
 LOCKED = ("asynchronous", "asynchronous_bounded", "asynchronous_proxies")
-STAGED = ("pipeline", "pipeline_anew", "pipeline_calls")
+STAGED = ("pipeline", "pipeline_anew", "pipeline_calls", "pipeline_mesh")
 ON_MESH = [
     s for s, given in STRATEGIES.items() if given["builder"] in ("Mesh", "Megatron")
 ]  # other steps: test_replay.py

@@ -25,6 +25,10 @@ StepFunction = Callable[..., object]
 Apply = Callable[[Sequence[tf.Variable], Sequence[tf.Tensor]], None]
 
 
+WIDTH = 6
+"""Of the layers of `divisible`."""
+
+
 class Parts:
     """Makes variables, and applies gradients."""
 
@@ -56,6 +60,18 @@ def mlp(parts: Parts) -> StepFunction:
     def loss(x, y):
         for kernel, bias in layers:
             x = tf.tanh(x @ kernel.value + bias.value)
+        return tf.reduce_mean(tf.square(x - y))
+
+    return parts.step(loss)
+
+
+def divisible(parts: Parts, act: Callable[[tf.Tensor], tf.Tensor] = tf.tanh) -> StepFunction:
+    """Four layers that two workers can divide."""
+    layers = [(parts.weight(k, "kernel", WIDTH, WIDTH), parts.weight(k, "bias", WIDTH)) for k in range(4)]
+
+    def loss(x, y):
+        for kernel, bias in layers:
+            x = act(x @ kernel.value + bias.value)
         return tf.reduce_mean(tf.square(x - y))
 
     return parts.step(loss)
@@ -183,7 +199,7 @@ def norms(parts: Parts) -> StepFunction:
 
 MODELS = {
     "mlp": mlp, "skip": skip, "tied": tied, "dropout": dropout, "recurrent": recurrent, "normalised": normalised,
-    "running": running, "draws": draws, "norms": norms,
+    "running": running, "draws": draws, "norms": norms, "divisible": divisible,
 }  # fmt: skip
 SEEN_APART = {"dropout", "running", "draws", "norms"}
 """Models in which a micro-batch sees only its own examples, or draws for them."""
@@ -193,7 +209,8 @@ def batches(model: str, counts: Sequence[int], seed: int = 0) -> list[list[np.nd
     draw = np.random.default_rng(seed)
     if model == "tied":
         return [[draw.integers(0, WORDS, count) for _ in range(2)] for count in counts]
-    return [[draw.normal(size=(count, 5)) for _ in range(2)] for count in counts]
+    width = WIDTH if model == "divisible" else 5
+    return [[draw.normal(size=(count, width)) for _ in range(2)] for count in counts]
 
 
 OPTIMIZERS: Mapping[str, Callable[[], keras.optimizers.Optimizer]] = {
@@ -250,6 +267,33 @@ def pipelined(
     for first in range(0, stages * pipelines, pipelines):
         stage_group = [strategy_pb2.PipelineStage(worker=first + k, device="cpu:0") for k in range(1, pipelines)]
         strategy.pipeline.stages.add(worker=first, device="cpu:0", stage_group=stage_group)
+    return strategy
+
+
+def on_mesh(
+    step: Step,
+    stage_of: Mapping[str, int],
+    sizes: Mapping[str, int],
+    layouts: Mapping[str, str],
+    micro_batches: int = 2,
+    schedule: str = "1F1B",
+    recompute: bool = False,
+) -> strategy_pb2.Strategy:
+    """A strategy for a mesh with the axes stage, data and model; `layouts` are the texts of variables' shardings."""
+    strategy = pipelined(step, stage_of, sizes["stage"], micro_batches, schedule, sizes["data"], recompute=recompute)
+    count = sizes["stage"] * sizes["data"] * sizes["model"]
+    strategy.graph_config.workers = count
+    strategy.mesh.CopyFrom(
+        strategy_pb2.Mesh(
+            axes=[strategy_pb2.MeshAxis(name=name, size=size) for name, size in sizes.items()],
+            data="data",
+            places=[strategy_pb2.Replica(worker=worker, device="cpu:0") for worker in range(count)],
+            variables=[
+                strategy_pb2.VariableSharding(variable=name, sharding=text, origin="a test")
+                for name, text in layouts.items()
+            ],
+        )
+    )
     return strategy
 
 

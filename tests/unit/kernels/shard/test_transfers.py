@@ -63,7 +63,7 @@ def test_parts_after_transfers(data):
         parts = moved(parts, reshard)
         state = after(state, reshard)
     assert state == State(new)
-    np.testing.assert_array_equal(joined(parts, sharding_of(new), MESH), whole)
+    np.testing.assert_array_equal(joined(dict(enumerate(parts)), sharding_of(new), MESH), whole)
     for place, part in enumerate(parts):
         np.testing.assert_array_equal(part, part_of(whole, sharding_of(new), MESH, place))
 
