@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.strategies.base import StrategyBuilder
 from autodist.strategies.variables import GraphLike
-
-_WITHOUT = {
-    "FSDP": "recompute would keep the gathered parameters of the recomputed layers until the backward pass, while FSDP "
-    "releases them. Leave recompute out, or use ShardedAllReduce.",
-}
-"""Builders that refuse the option, with the reason."""
 
 
 def recomputed_blocks(
@@ -29,12 +22,10 @@ def recomputed_blocks(
         graph_item: the captured step.
 
     Raises:
-        OptionError: a pattern matches no layer, the option is True and no layers repeat, or the builder has no blocks.
+        OptionError: a pattern matches no layer, or the option is True and no layers repeat.
     """
     if builder.recompute is False or (builder.recompute is True and strategy.pipeline.stages):
         return []
-    if strategy.builder in _WITHOUT:
-        raise OptionError("recompute", _WITHOUT[strategy.builder])
     # Imports TensorFlow only if there is a graph, which TensorFlow has created.
     from autodist.graph.blocks import find_blocks
     from autodist.graph.step import CapturedStep

@@ -13,6 +13,7 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import types_of_outputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.parameter_uses import ParameterUses
+from autodist.graph.recomputation import Recomputation, backward_passes, find_recomputations
 from autodist.graph.seeds import live_calls
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
@@ -21,6 +22,18 @@ from autodist.kernels.base import Context, Kernel
 
 GATHER = "_autodist_gather"
 """Attribute of a read: the number of the gather that it belongs to. Copies of a node keep it."""
+
+_AGAIN = "autodist/gathered_again/"
+
+
+def gathered_again(name: str) -> str:
+    """Returns the name of the node for the backward pass that reads or derives parameters as node `name` does.
+
+    >>> gathered_again("dense/MatMul/ReadVariableOp")
+    'autodist/gathered_again/dense/MatMul/ReadVariableOp'
+    """
+    return _AGAIN + name
+
 
 _READS = having(Trait.READ) - having(Trait.NOT_IN_XLA)
 """Ops that read a complete variable."""
@@ -37,6 +50,8 @@ class GatherLayers(Kernel[PlacedStep, PlacedStep]):
 
         v → f → … → b(v) → update(v)    becomes    gate → v → f → …,  gate' → v' → b(v') → update(v)
 
+    Parameters of the nodes that `recompute-blocks` copies are read again as well, for the copies.
+
     Tables that are looked up are not affected, nor are variables that a loop or a branch takes by their handles. If a
     step computes gradients several times, reads do not wait, and are not repeated.
     """
@@ -51,7 +66,7 @@ class GatherLayers(Kernel[PlacedStep, PlacedStep]):
         layers = {
             by_name[name].handle: one.layer for name, one in step.holders.items() if one.layer and name in by_name
         }
-        return _Gathers(step, layers, context.plan.prefetch).run() if layers else step
+        return _Gathers(step, layers, context).run() if layers else step
 
 
 @dataclass(frozen=True)
@@ -73,8 +88,8 @@ class _Gathers:
     A *unit* is one use of a layer in the forward pass. A layer that is applied several times has several units.
     """
 
-    def __init__(self, step: PlacedStep, layers: Mapping[str, int], prefetch: int) -> None:
-        self._step, self._layers, self._prefetch = step, layers, prefetch
+    def __init__(self, step: PlacedStep, layers: Mapping[str, int], context: Context) -> None:
+        self._step, self._layers, self._context = step, layers, context
         self._graph_index = step.graph_index
         self._stages = find_stages(step)
         self._editor = StepEditor(step)
@@ -96,7 +111,7 @@ class _Gathers:
             gathers += [_Gather(unit, is_again=True) for unit in reversed(range(len(self._units)))]
             ends = [self._ends(gather) for gather in gathers]
         for number, gather in enumerate(gathers):
-            before = number - 1 - self._prefetch
+            before = number - 1 - self._context.plan.prefetch
             gate = next((end for end in reversed(ends[: max(before + 1, 0)]) if end), [])
             for read in self._units[gather.unit]:
                 name = again.get(read) if gather.is_again else read
@@ -150,6 +165,31 @@ class _Gathers:
         return [name for name in self._compute if name in self._after_loss]
 
     @cached_property
+    def _recomputations(self) -> list[Recomputation]:
+        """The nodes that the backward pass computes again, for a step that computes gradients once."""
+        blocks = self._context.plan.recomputed_blocks
+        if not (blocks and self._is_simple and self._calls):
+            return []
+        [backward] = backward_passes(self._step)
+        own = {name: name for name in self._graph_index.nodes}
+        return find_recomputations(self._step, blocks, backward, own)
+
+    @cached_property
+    def _recomputed_for(self) -> dict[str, set[int]]:
+        """Maps each backward node that reads copies of forward nodes to the units whose parameters the copies read."""
+        found: dict[str, set[int]] = {}
+        for one in self._recomputations:
+            units = {unit for source in self._parameters_of(one) for unit in self._units_of(source)}
+            for reader in one.readers:
+                found.setdefault(reader, set()).update(units)
+        return found
+
+    def _parameters_of(self, one: Recomputation) -> list[str]:
+        """Returns the nodes, derived from parameters alone, that the other nodes of a recomputation read."""
+        nodes = (name for name in one.nodes if name not in self._uses.derived)
+        return list(dict.fromkeys(s for name in nodes for s in self._graph_index.data[name] if s in self._uses.derived))
+
+    @cached_property
     def _last_used(self) -> dict[str, int]:
         """Maps each forward node that depends on gathered parameters to the last unit that it depends on."""
         found: dict[str, int] = {}
@@ -169,6 +209,7 @@ class _Gathers:
             if name in self._after_loss:
                 units = [found[source] for source in self._graph_index.sources[name] if source in found]
                 units += [unit for source in self._graph_index.data[name] for unit in self._units_of(source)]
+                units += self._recomputed_for.get(name, ())
                 found[name] = min(units, default=len(self._units))
         return found
 
@@ -217,9 +258,13 @@ class _Gathers:
     def _read_again(self) -> dict[str, str]:
         """Makes backward nodes use new reads of the parameters; returns the new read of each read."""
         readers = [name for name in self._backward if any(map(self._is_read_again, self._graph_index.data[name]))]
-        needed = reach(readers, lambda name: filter(self._is_read_again, self._graph_index.data[name]))
-        names = [name for name in self._graph_index.order if name in needed.difference(readers)]
-        copies = self._editor.clone(names, "autodist/gathered_again/")
+        read = {source for name in readers for source in self._graph_index.data[name]}
+        read |= {source for one in self._recomputations for source in self._parameters_of(one)}
+        needed = reach(
+            filter(self._is_read_again, read), lambda name: filter(self._is_read_again, self._graph_index.data[name])
+        )
+        names = [name for name in self._graph_index.order if name in needed]
+        copies = self._editor.clone(names, _AGAIN)
         self._editor.note(
             {
                 f"{copies[name]}:{k}": self._step.spec_of(f"{name}:{k}")
@@ -229,6 +274,10 @@ class _Gathers:
         )
         for name in readers:
             self._editor.set_inputs(name, [_in_copies(i, copies) for i in self._editor[name].input])
+        for one in self._recomputations:  # until `recompute-blocks`, nothing else may need what its copies will read
+            needed_later = [copies[source] for source in self._parameters_of(one) if source in copies]
+            for name in one.readers:
+                self._editor.add_control(name, needed_later)
         again = {name: copies[name] for name in names if name in self._reads}
         self._write_after(again)
         return again

@@ -25,6 +25,7 @@ from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.place.gather_layers import gathered_again
 from autodist.kernels.recompute import recompute
 from autodist.logs.formatting import listed, some_of
 
@@ -43,7 +44,7 @@ class RecomputeBlocks(Kernel[ReplicatedStep, ReplicatedStep]):
 
     Nodes that must not run twice keep their values: random ops that advance a state, reads of variables, stateful
     calls, branches and loops of TensorFlow 1. Random draws by a key run again and draw the same numbers, so no bit of
-    the result changes.
+    the result changes. Parameters that are gathered again for the backward pass are read from this second gather.
 
     The kernel follows Replicate because each replica has its own cotangents, and because reductions within the forward
     pass are nodes there, whose results the copies read. The kernels before it analyse each value once.
@@ -52,6 +53,7 @@ class RecomputeBlocks(Kernel[ReplicatedStep, ReplicatedStep]):
     name: ClassVar[str] = "recompute-blocks"
     after: ClassVar[Mapping[str, str]] = {
         "replicate": "it finds the backward pass, and each replica waits for its own cotangents",
+        "gather-layers": "copies read the parameters that it gathers for the backward pass",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
@@ -79,6 +81,7 @@ class _Pass:
         self.backward = reach(
             (name for name, own in self.names.items() if own in captured), self.graph_index.consumers.__getitem__
         )
+        self._by_captured = {step.replica_of(name): name for name in self.names}
         self.inside = set(find_inside(self.graph_index))
         self.constant = find_constant(self.graph_index)
         self.later: dict[str, list[str]] = {}
@@ -155,12 +158,18 @@ class _Pass:
             source = node_of(name)
             if source in one.nodes or source in self.constant:
                 continue
+            value = self._gathered_again(source) + name.removeprefix(source)
             node = tf.compat.v1.NodeDef(name=f"{source}-{self._entered}.{output_index(name)}{suffix}", op="Identity")
-            node.input[:] = [as_input(name), *(f"^{gate}" for gate in gates)]
+            node.input[:] = [as_input(value), *(f"^{gate}" for gate in gates)]
             node.attr["T"].type = type_of(self.graph_index, name)
             entries[name] = editor.add(node)
         self._entered += 1
         return entries
+
+    def _gathered_again(self, name: str) -> str:
+        """Returns the node with the parameters for the backward pass, for one with those for the forward pass."""
+        replica, captured = self.step.replica_of(name)
+        return self._by_captured.get((replica, gathered_again(captured)), name)
 
     def _onward(self, name: str) -> list[str]:
         return [*self.graph_index.consumers[name], *self.later.get(name, ())]

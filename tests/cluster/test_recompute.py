@@ -60,8 +60,8 @@ with ad.scope():
 """
 
 
-def cluster(nodes: list[dict[str, Any]], **strategy: Any) -> dict[str, Any]:
-    return {"nodes": nodes, "strategy": {"builder": "AllReduce", **strategy}}
+def cluster(nodes: list[dict[str, Any]], builder: str = "AllReduce", **strategy: Any) -> dict[str, Any]:
+    return {"nodes": nodes, "strategy": {"builder": builder, **strategy}}
 
 
 ALONE = [{"address": "localhost", "cpus": [0]}]
@@ -86,19 +86,24 @@ def test_one_device_has_the_same_bits_and_two_workers_the_same_numbers(tmp_path:
     assert alone.keys() == again.keys()
     for name, value in alone.items():
         np.testing.assert_array_equal(again[name], value)
-    for builder in ("AllReduce", "PS"):
-        for weights in weights_of(tmp_path / builder, cluster(TWO, builder=builder, recompute=["block_."])):
+    for strategy in ({"builder": "AllReduce"}, {"builder": "PS"}, {"builder": "FSDP", "min_partition_bytes": 1}):
+        for weights in weights_of(tmp_path / strategy["builder"], cluster(TWO, recompute=["block_."], **strategy)):
             for name, value in alone.items():
                 np.testing.assert_allclose(weights[name], value, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
-def test_the_activations_of_twelve_blocks_take_a_third_of_their_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", [{}, {"builder": "FSDP", "min_partition_bytes": 1}], ids=str)
+def test_the_activations_of_twelve_blocks_take_a_third_of_their_memory(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
     peaks = []
     for recompute in (False, True):
         folder = tmp_path / str(recompute)
         folder.mkdir()
-        with Training(folder, MODEL + PEAK, cluster(ALONE, recompute=recompute)) as run:
+        with Training(
+            folder, MODEL + PEAK, cluster(TWO if strategy else ALONE, recompute=recompute, **strategy)
+        ) as run:
             assert run.wait(180) == 0, run.stderr
         peaks.append(float(run.stdout.partition("PEAK ")[2].split()[0]))
     assert peaks[1] <= 0.35 * peaks[0], peaks

@@ -79,6 +79,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
         "mesh": {"stage": 2, "model": 2},
         "variables": {".*dense/kernel": {"sharding": [None, "model"]}, ".*dense_1/kernel": {"sharding": ["model"]}},
     },
+    "fsdp_recomputed": {"builder": "FSDP", "recompute": ["sequential"], **_ALL},
     "recomputed": {"builder": "AllReduce", "recompute": ["sequential"]},
     "mesh": {
         "builder": "Mesh",
@@ -129,7 +130,9 @@ _PAIRS: Mapping[str, str] = {
     "attention": "shuffle 2x1, mesh 2x1, mesh 1x2, megatron 2x1",
     "clipped_rows": "partitioned_ps 2x2",
     "evaluation": "shuffle server",
-    "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1, pipeline_anew 2x1, recomputed 1x2",
+    "fit_dropout": (
+        "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1, pipeline_anew 2x1, recomputed 1x2, fsdp_recomputed 2x1"
+    ),
     "fit_ema": "ps_load_balancing 3x1, sharded 2x1, fsdp 3x1",
     "fit_gradient_accumulation": "sharded 2x2, overridden 2x1",
     "fit_half_precision": "ps 2x2",

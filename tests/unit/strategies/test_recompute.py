@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
     AllReduce,
@@ -19,7 +18,6 @@ from autodist.strategies import (
     find_builder,
     registered_names,
 )
-from autodist.strategies.recompute import recomputed_blocks
 from tests.unit.kernels.in_one_process import capture
 
 NODES = "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
@@ -53,7 +51,7 @@ def blocks(strategy):
     return {block.name: list(block.scopes) for block in strategy.recomputed_blocks}
 
 
-@pytest.mark.parametrize("name", [name for name in registered_names() if name != "FSDP"])
+@pytest.mark.parametrize("name", registered_names())
 def test_a_file_selects_blocks_for_every_builder(layers, tmp_path, name):
     spec = read(tmp_path, f"builder: {name}\n  recompute: ['part_[12]']")
     strategy = builder_from_section(spec.strategy).build(layers, spec)
@@ -65,12 +63,6 @@ def test_without_the_option_there_are_no_blocks(layers, tmp_path, name):
     spec = read(tmp_path, f"builder: {name}")
     assert not builder_from_section(spec.strategy).build(layers, spec).recomputed_blocks
     assert find_builder(name)().recompute is False
-
-
-@pytest.mark.parametrize("name", ["FSDP"])
-def test_builders_without_blocks_refuse_the_option(layers, name):
-    with pytest.raises(StrategyError, match="recompute .* Leave"):
-        list(recomputed_blocks(find_builder(name)(recompute=True), strategy_pb2.Strategy(builder=name), layers))
 
 
 def test_a_pipeline_that_recomputes_all_layers_needs_no_blocks(layers, tmp_path):

@@ -40,10 +40,9 @@ SMALL = "momentum_and_counter"
 
 LOCKED = ("asynchronous", "asynchronous_bounded", "asynchronous_proxies")
 STAGED = ("pipeline", "pipeline_anew", "pipeline_calls", "pipeline_mesh")
-ON_MESH = [
-    s for s, given in STRATEGIES.items() if given["builder"] in ("Mesh", "Megatron")
-]  # other steps: test_replay.py
-NOT_SMALL = (*LOCKED, *STAGED, *ON_MESH, "nccl", "overridden", "recomputed", "two_paces")
+ON_MESH = [s for s, given in STRATEGIES.items() if given["builder"] in ("Mesh", "Megatron")]
+"""Their transfers are checked in test_replay.py, with the steps that they divide."""
+NOT_SMALL = (*LOCKED, *STAGED, *ON_MESH, "nccl", "overridden", "recomputed", "fsdp_recomputed", "two_paces")
 OTHERS = [s for s in STRATEGIES if s not in NOT_SMALL]
 
 
