@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -135,13 +136,8 @@ with ad.scope(), mock.patch.object(keras.ops, "cast", in_float64):
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("folder")
-
-
-@pytest.fixture
-def float64() -> Any:
+@pytest.fixture(scope="module", autouse=True)
+def _float64() -> Iterator[None]:
     before = keras.config.floatx()
     keras.config.set_floatx("float64")
     with mock.patch.object(keras.ops, "cast", in_float64):
@@ -153,8 +149,8 @@ def one_device(function: Callable[[Any, str], dict[str, Any]], folder: Path) -> 
     return {f"{function.__name__}_{name}": value for name, value in function(None, str(folder)).items()}
 
 
-def on_mesh(path: Path, folder: Path, mesh: dict[str, int], cpus: int, runs: str, expected: dict[str, Any]) -> None:
-    """Runs functions on two workers and compares their results with one device."""
+def on_mesh(path: Path, folder: Path, mesh: dict[str, int], cpus: int, runs: str) -> Training:
+    """Runs functions on two workers; returns the run, which has ended."""
     strategy = {"builder": "Mesh", "mesh": mesh, "data": "batch"}
     spec = {"nodes": [{"address": "localhost", "cpus": [*range(cpus)], "workers": 2}], "strategy": strategy}
     sources = "\n".join(map(inspect.getsource, FUNCTIONS))
@@ -162,35 +158,48 @@ def on_mesh(path: Path, folder: Path, mesh: dict[str, int], cpus: int, runs: str
     with Training(path, SCRIPT.format(functions=sources, **about), spec) as run:
         assert run.wait(LIMIT) == 0, run.stderr
         run.assert_gone()
-        run.assert_kept(2, expected)
     assert "matches no" not in run.stderr
+    return run
 
 
-def test_a_llama_from_a_file_trains_generates_and_is_saved_as_on_one_device(
-    tmp_path: Path, folder: Path, float64: None
-) -> None:
+@dataclass(frozen=True)
+class Begun:
+    """A run that has trained a Llama from weights in a file, and saved it."""
+
+    folder: Path
+    run: Training
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, _float64: None) -> Begun:
     """Each worker has two devices, which differ on `model`; the layout map divides kernels over both workers too."""
+    folder = tmp_path_factory.mktemp("folder")
     given = llama()
     given.set_weights([np.cos(np.arange(w.size) + w.ndim).reshape(w.shape) / 3 for w in given.get_weights()])
     given.save_weights(folder / "pretrained.weights.h5")
-    expected = one_device(begin, folder)
-    on_mesh(tmp_path, folder, {"batch": 2, "model": 2}, 4, "(begin, keras_hub.models.LlamaBackbone),", expected)
+    runs = "(begin, keras_hub.models.LlamaBackbone),"
+    return Begun(folder, on_mesh(tmp_path_factory.mktemp("run"), folder, {"batch": 2, "model": 2}, 4, runs))
 
+
+def test_a_llama_from_a_file_trains_and_generates_as_on_one_device_and_its_files_have_its_weights(begun: Begun) -> None:
+    expected = one_device(begin, begun.folder)
+    begun.run.assert_kept(2, expected)
     weights = [value for name, value in expected.items() if name.startswith("begin_weight")]
-    given.optimizer.build(given.trainable_variables)
+    model = llama()
+    model.optimizer.build(model.trainable_variables)
     for name in ("saved.weights.h5", "saved.keras"):
-        given.set_weights([np.zeros_like(one) for one in weights])
-        given.load_weights(folder / name)
-        for one, value in zip(given.get_weights(), weights, strict=True):
+        model.set_weights([np.zeros_like(one) for one in weights])
+        model.load_weights(begun.folder / name)
+        for one, value in zip(model.get_weights(), weights, strict=True):
             np.testing.assert_allclose(one, value, rtol=1e-9, atol=1e-12)
-    exported = tf.saved_model.load(folder / "exported")  # it owns the variables
+    exported = tf.saved_model.load(begun.folder / "exported")  # it owns the variables
     served = exported.serve({name: tf.constant(value) for name, value in inputs(11).items()})
     np.testing.assert_allclose(served, expected["begin_predicted"], rtol=1e-9, atol=1e-12)
 
 
 def test_a_checkpoint_of_one_mesh_continues_on_another_and_a_gemma_trains_as_on_one_device(
-    tmp_path: Path, folder: Path, float64: None
+    begun: Begun, tmp_path: Path
 ) -> None:
-    expected = one_device(resume, folder) | one_device(other, folder)
     runs = "(resume, keras_hub.models.LlamaBackbone), (other, keras_hub.models.GemmaBackbone)"
-    on_mesh(tmp_path, folder, {"batch": 1, "model": 2}, 2, runs, expected)
+    run = on_mesh(tmp_path, begun.folder, {"batch": 1, "model": 2}, 2, runs)
+    run.assert_kept(2, one_device(resume, begun.folder) | one_device(other, begun.folder))
