@@ -76,7 +76,9 @@ class Megatron(Mesh):
         if not isinstance(graph_item, CapturedStep):
             return
         ranks = {variable.name: len(variable.shape) for variable in graph_item.variables}
-        decided = [name for name in ranks if any(re.fullmatch(pattern, name) for pattern in self.layouts)]
+        decided = [
+            name for name in ranks if any(re.fullmatch(pattern, name) for pattern in (*self.layouts, *self.slots))
+        ]
         pairs = find_pairs(graph_item, parts, decided)
         if not pairs.divided and not decided:
             raise StrategyError(_nothing_found(pairs.whole, f"{self.model!r} of size {parts}"))

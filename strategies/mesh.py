@@ -20,7 +20,7 @@ from autodist.sharding import WHOLE, Axis, Dim, Layout, Sharding
 from autodist.sharding import Mesh as MeshOfPlaces
 from autodist.strategies.all_reduce import AllReduceOptions, all_reduce_nodes
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.mesh_data import nodes_in_slices, owners_in_rows
+from autodist.strategies.mesh_data import nodes_in_slices, nodes_with_slots_in_slices, owners_in_rows
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, synced_variables
 
@@ -50,7 +50,11 @@ class Mesh(StrategyBuilder):
         layouts: for each pattern (a regular expression), the layout of the variables whose whole names it matches; in
             YAML, `sharding:` of a pattern under `variables:`. The data axis divides a variable, its gradient and its
             slots among the places that differ on it; its value is gathered shortly before it is used.
-        prefetch: the number of layers with such variables that are gathered ahead of the layer that computes.
+        slots: for each pattern, the data axis, which divides the optimizer's slots and the updates of the variables
+            that it matches, while each place has their whole values (ZeRO stage 1); in YAML, `slots:` of a pattern
+            under `variables:`.
+        prefetch: the number of layers with variables divided by the data axis that are gathered ahead of the layer
+            that computes.
         compare_every: the number of training steps after which workers compare their copies of variables, by checksums.
             Workers that round differently would drift apart: a warning then names the variables, and the copies are
             made equal. 0: never.
@@ -59,6 +63,7 @@ class Mesh(StrategyBuilder):
     mesh: dict[str, int] = field(default_factory=lambda: {"data": -1})
     data: str = "data"
     layouts: dict[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
+    slots: dict[str, str] = field(default_factory=dict)
     prefetch: Literal[0, 1] = 1
     compare_every: Annotated[int, Field(ge=0, lt=2**31)] = 1000
 
@@ -73,6 +78,8 @@ class Mesh(StrategyBuilder):
             )
         for pattern, layout in self.layouts.items():
             self._check(pattern, layout)
+        for pattern, axis in self.slots.items():
+            self._check_slots(pattern, axis)
 
     def arranged(self, resource_spec: ResourceSpec) -> ResourceSpec:
         """Returns the machines with the places of one row along the data axis as replicas.
@@ -128,25 +135,55 @@ class Mesh(StrategyBuilder):
         variables = synced_variables(graph_item)
         shapes = {variable.name: variable.shape for variable in graph_item.variables}
         own = [*self._shardings(shapes, self.of_places(resource_spec))]
-        in_slices = self._nodes_in_slices(graph_item, resource_spec, own)
-        others = all_reduce_nodes([v for v in variables if v.name not in in_slices], AllReduceOptions())
-        strategy = make_strategy(type(self).__name__, resource_spec, variables, [*others, *in_slices.values()])
+        shardings = self._requested(graph_item, own)
+        in_slices = self._nodes_in_slices(graph_item, resource_spec, shardings)
+        with_slots = self._nodes_with_slots_in_slices(graph_item, resource_spec, shardings)
+        owned = in_slices | with_slots
+        others = all_reduce_nodes([v for v in variables if v.name not in owned], AllReduceOptions())
+        strategy = make_strategy(type(self).__name__, resource_spec, variables, [*others, *owned.values()])
         strategy.mesh.CopyFrom(self.message(resource_spec, own))
         strategy.prefetch = self.prefetch if in_slices else 0
         return strategy
 
-    def _nodes_in_slices(
-        self, graph_item: GraphLike, resource_spec: ResourceSpec, own: Iterable[strategy_pb2.VariableSharding]
-    ) -> dict[str, strategy_pb2.VariableNode]:
-        """Returns the nodes of the variables that the data axis divides, by the layouts of the script or these."""
-        mesh = self.of_places(resource_spec)
+    def _requested(self, graph_item: GraphLike, own: Iterable[strategy_pb2.VariableSharding]) -> dict[str, Sharding]:
+        """Returns the shardings that the script or these layouts request, by variable."""
         annotations = getattr(graph_item, "annotations", None)
-        shardings = {} if annotations is None else {name: one.sharding for name, one in annotations.variables.items()}
-        shardings |= {one.variable: Sharding.parse(one.sharding) for one in own}
+        found = {} if annotations is None else {name: one.sharding for name, one in annotations.variables.items()}
+        return found | {one.variable: Sharding.parse(one.sharding) for one in own}
+
+    def _nodes_in_slices(
+        self, graph_item: GraphLike, resource_spec: ResourceSpec, shardings: Mapping[str, Sharding]
+    ) -> dict[str, strategy_pb2.VariableNode]:
+        """Returns the nodes of the variables that the data axis divides."""
+        mesh = self.of_places(resource_spec)
         if mesh.sizes.get(self.data, 1) == 1 or not any(self.data in one.used() for one in shardings.values()):
             return {}
-        owners = owners_in_rows(mesh, [place.worker for place in _places(resource_spec)], self.data)
-        return nodes_in_slices(graph_item, shardings, self.data, owners)
+        return nodes_in_slices(graph_item, shardings, self.data, self._owners(resource_spec))
+
+    def _nodes_with_slots_in_slices(
+        self, graph_item: GraphLike, resource_spec: ResourceSpec, shardings: Mapping[str, Sharding]
+    ) -> dict[str, strategy_pb2.VariableNode]:
+        """Returns the nodes of the variables whose slots the data axis divides.
+
+        Raises:
+            StrategyError: an axis divides, or may divide, the value of one of them as well.
+        """
+        matched = {v.name: pattern for v in graph_item.variables if (pattern := _first_match(self.slots, v.name))}
+        for name, pattern in matched.items():
+            if any(dim != WHOLE for dim in shardings[name].dims):
+                raise StrategyError(
+                    f"{pattern!r} has slots: {self.data}, which keeps the whole value of {name} at each place, but its "
+                    f"sharding is {shardings[name]}. Remove slots, or the axes of the sharding. To divide the slots "
+                    f"by several axes, divide the variable with them: the sharding may have {self.data!r} as well."
+                )
+        if not matched or self.of_places(resource_spec).sizes[self.data] == 1:
+            return {}
+        return nodes_with_slots_in_slices(graph_item, matched, self._owners(resource_spec))
+
+    def _owners(self, resource_spec: ResourceSpec) -> list[int]:
+        """Returns the coordinates along the data axis of the owners of slices."""
+        workers = [place.worker for place in _places(resource_spec)]
+        return owners_in_rows(self.of_places(resource_spec), workers, self.data)
 
     def message_for(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Mesh:
         """Returns the mesh in a strategy, with the shardings of the variables of a step."""
@@ -185,9 +222,9 @@ class Mesh(StrategyBuilder):
         return mesh
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
-        """Returns the patterns of layouts that match no variable of these names."""
+        """Returns the patterns of layouts and slots that match no variable of these names."""
         variables = list(names)
-        return sorted(p for p in self.layouts if not any(re.fullmatch(p, name) for name in variables))
+        return sorted(p for p in {*self.layouts, *self.slots} if not any(re.fullmatch(p, name) for name in variables))
 
     def _shardings(
         self, shapes: Mapping[str, Sequence[int]], mesh: MeshOfPlaces
@@ -199,12 +236,15 @@ class Mesh(StrategyBuilder):
                     f"the patterns {listed(map(repr, matching))} match {name} and divide it differently: change them "
                     "so that one of them matches it."
                 )
+            if not matching and (own := _first_match(self.slots, name)):
+                whole = Sharding((WHOLE,) * len(shape))
+                yield strategy_pb2.VariableSharding(variable=name, sharding=str(whole), origin=repr(own))
             if matching:
                 sharding = self._sharding(matching[0], name, shape, mesh)
                 yield strategy_pb2.VariableSharding(variable=name, sharding=str(sharding), origin=repr(matching[0]))
         for pattern in self.unmatched(shapes):
             log.warning(
-                "The pattern %r of a layout matches no variable of this step (it must match the whole name). Near "
+                "The pattern %r matches no variable of this step (it must match the whole name). Near "
                 "variables: %s.", pattern, listed(nearest(pattern, list(shapes))),
             )  # fmt: skip
 
@@ -226,10 +266,7 @@ class Mesh(StrategyBuilder):
         return Sharding(tuple(dims))
 
     def _check(self, pattern: str, layout: Layout) -> None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise StrategyError(f"the pattern {pattern!r} is no regular expression: {error}.") from error
+        _check_pattern(pattern)
         axes = [axis for dim in map(Dim.of, layout) for axis in dim.axes]
         unknown = next((axis for axis in axes if axis not in self.mesh), None)
         if unknown is not None:
@@ -240,6 +277,18 @@ class Mesh(StrategyBuilder):
         if twice is not None:
             raise StrategyError(f"the layout of {pattern!r} names the axis {twice!r} twice; it divides one dimension.")
 
+    def _check_slots(self, pattern: str, axis: str) -> None:
+        _check_pattern(pattern)
+        if axis not in self.mesh:
+            raise StrategyError(
+                f"the slots of {pattern!r} name the axis {axis!r}, but the mesh has the axes {listed(self.mesh)}."
+            )
+        if axis != self.data:
+            raise StrategyError(
+                f"the slots of {pattern!r} name the axis {axis!r}, but only the axis of the batch, {self.data!r}, "
+                f"divides slots alone. Divide the variable with its slots by {axis!r} in `sharding`."
+            )
+
     @property
     def _data_axes(self) -> list[str]:
         return [self.data] if self.data in self.mesh else []
@@ -247,6 +296,18 @@ class Mesh(StrategyBuilder):
     @property
     def _other_axes(self) -> list[str]:
         return [name for name in self.mesh if name != self.data]
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise StrategyError(f"the pattern {pattern!r} is no regular expression: {error}.") from error
+
+
+def _first_match(patterns: Iterable[str], name: str) -> str | None:
+    """Returns the first pattern that matches the whole name."""
+    return next((pattern for pattern in patterns if re.fullmatch(pattern, name)), None)
 
 
 def _places(resource_spec: ResourceSpec) -> list[strategy_pb2.Replica]:

@@ -1,8 +1,8 @@
-"""Variables that the data axis of a mesh divides: each place of a row holds a slice of its part."""
+"""Variables and slots that the data axis of a mesh divides: each place of a row holds a slice of its part."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
@@ -10,8 +10,12 @@ from autodist.placement.partitioning import Partitioning, even_sizes
 from autodist.proto import strategy_pb2
 from autodist.sharding import Mesh, Sharding
 from autodist.strategies.fsdp import WITHOUT_COPIES, layers_of_use
-from autodist.strategies.nodes import node_of
+from autodist.strategies.nodes import node_of, partitioned_node
+from autodist.strategies.ps import ServerOptions
+from autodist.strategies.sharded_all_reduce import nearly_even_axis
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+
+WITH_COPIES = ServerOptions(local_proxy_variable=True)
 
 
 def nodes_in_slices(
@@ -45,6 +49,29 @@ def nodes_in_slices(
     return nodes
 
 
+def nodes_with_slots_in_slices(
+    step: GraphLike, names: Collection[str], owners: Sequence[int]
+) -> dict[str, strategy_pb2.VariableNode]:
+    """Returns the nodes of the trained variables whose slots the data axis divides, by name.
+
+    As by the builder `ShardedAllReduce`, each owner in a row updates a slice of the row's part, and sends it to the
+    others, which have the whole part. A variable of one element has no slices: its gradient is summed by all-reduce.
+
+    Args:
+        step: the captured step.
+        names: of the variables.
+        owners: the coordinates of the owners along the data axis.
+    """
+    nodes = {}
+    for variable in synced_variables(step) if len(owners) > 1 else ():
+        if variable.name in names and variable.elements > 1:
+            axis = 0 if variable.is_sparse and variable.shape[0] > 1 else nearly_even_axis(variable, len(owners))
+            sizes = even_sizes(variable.shape[axis], len(owners))
+            servers = [WITH_COPIES.parameter_server(owner) for owner, _ in zip(owners, sizes, strict=False)]
+            nodes[variable.name] = partitioned_node(variable.name, Partitioning(axis, sizes), servers)
+    return nodes
+
+
 def owners_in_rows(mesh: Mesh, workers: Sequence[int], data: str) -> list[int]:
     """Returns the coordinates along the data axis at which each row of a mesh has another worker.
 
@@ -61,9 +88,9 @@ def owners_in_rows(mesh: Mesh, workers: Sequence[int], data: str) -> list[int]:
     if len(firsts) > 1:
         raise OptionError(
             "mesh",
-            f"a layout divides a variable along {data!r}, but the workers of the mesh {mesh} have different numbers of "
-            f"devices along it, at the coordinates {listed(str(list(one)) for one in sorted(firsts))}. Start workers "
-            "with equal numbers of devices.",
+            f"the axis {data!r} divides variables or slots, but the workers of the mesh {mesh} have different numbers "
+            f"of devices along it, at the coordinates {listed(str(list(one)) for one in sorted(firsts))}. Start "
+            "workers with equal numbers of devices.",
         )
     return list(firsts.pop())
 

@@ -34,7 +34,13 @@ SYNCHRONIZERS: dict[str, type[UseAllReduce | UseParameterServer]] = {
 }
 
 SHARDING = "sharding"
-"""Setting of a pattern: the layout of its variables on a mesh."""
+ON_MESH = {SHARDING: "layouts", "slots": "slots"}
+"""Settings of a pattern on a mesh, with the option of `Mesh` that has their values by pattern."""
+
+MEANINGS = {
+    SHARDING: "the axis of the mesh for each dimension",
+    "slots": "the axis of the batch, if it divides the slots of the optimizer alone",
+}
 
 DEFAULT = AllReduce.__name__
 
@@ -73,7 +79,8 @@ def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
     maker = find_builder(name, section.place("builder"))
     about = name if section.builder else f"{DEFAULT} (the default builder)"
     of_layouts, others = _divide_patterns(section, maker)
-    layouts = {"layouts": _layouts(section, of_layouts)} if issubclass(maker, Mesh | Pipeline) else {}
+    settings = ON_MESH if issubclass(maker, Mesh) else {SHARDING: ON_MESH[SHARDING]}
+    layouts = _by_pattern(section, of_layouts, settings) if issubclass(maker, Mesh | Pipeline) else {}
     builder: BuildsStrategy = _make(maker, about, {**section.options, **layouts}, section.place)
     if others:
         builder = OverrideVariables(builder, tuple(_override(override, section) for override in others))
@@ -92,23 +99,34 @@ def _divide_patterns(
     return layouts, [override for override in section.variables if override not in layouts]
 
 
-def _layouts(section: StrategySection, patterns: Sequence[VariableOverride]) -> dict[str, Any]:
-    """Returns the layouts of variables on a mesh, by pattern."""
-    if "layouts" in section.options:
-        raise StrategyError(
-            "`layouts` is the name in Python: write the layouts as `sharding` of patterns under `variables`.",
-            section.place("layouts"),
-        )
-    found = {}
+def _by_pattern(
+    section: StrategySection, patterns: Sequence[VariableOverride], settings: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Returns the options of a builder that have a value for each pattern of variables.
+
+    Args:
+        section: the section of the YAML file.
+        patterns: the patterns with settings of a mesh.
+        settings: the settings of a pattern, with the options that have their values.
+    """
+    for key, option in settings.items():
+        if option in section.options:
+            raise StrategyError(
+                f"`{option}` is an option in Python: write `{key}` of patterns under `variables`.",
+                section.place(option),
+            )
+    found: dict[str, dict[str, Any]] = {option: {} for option in settings.values()}
     for override in patterns:
-        if set(override.settings) != {SHARDING}:
-            others = [key for key in override.settings if key != SHARDING]
+        others = [key for key in override.settings if key not in settings]
+        if others or not override.settings:
             raise StrategyError(
                 f"The pattern {override.pattern!r} has {listed(others) if others else 'no settings'}, but on a mesh, "
-                f"the only setting of a pattern is {SHARDING}: the axis of the mesh for each dimension.",
+                "the settings of a pattern are "
+                f"{listed(f'{key} ({MEANINGS[key]})' for key in settings)}.",
                 section.place("variables", override.pattern, *others[:1]),
             )
-        found[override.pattern] = override.settings[SHARDING]
+        for key, value in override.settings.items():
+            found[settings[key]][override.pattern] = value
     return found
 
 

@@ -130,12 +130,19 @@ class MeshCosts:
         found = dict(self.sharded.shardings)
         for variable in self.sharded.variables:
             holder = self.sharded.holders.get(variable.name)
-            if holder is not None and holder.axis is not None:
+            if holder is not None and holder.axis is not None and variable.name not in self._copied:
                 whole = Sharding((WHOLE,) * len(variable.shape))
                 own = found.get(variable.name, whole)
                 axes = (*own.axes[holder.axis], self.strategy.mesh.data)
                 found[variable.name] = own.with_axes(holder.axis, axes)
         return found
+
+    @cached_property
+    def _copied(self) -> set[str]:
+        """The variables of which each worker has the whole part, whose slots alone are in slices."""
+        return {
+            node.variable for node in self.strategy.nodes if any(one.has_cached_copy for one in synchronizers_of(node))
+        }
 
     def held(self, worker: int) -> int:
         """Returns the bytes of variables that a worker holds, slots included."""
@@ -150,7 +157,7 @@ class MeshCosts:
     def _held_of(self, variable: Variable, worker: int) -> int:
         """Returns the bytes of a part of a variable that a worker holds, all of it or its slices."""
         holder = self.sharded.holders.get(variable.name)
-        if holder is None:
+        if holder is None or variable.name in self._copied:
             return variable.byte_size
         # The holders are those in the row of the first worker.
         first, own = Context(self.strategy, 0).row, Context(self.strategy, worker).row

@@ -85,7 +85,10 @@ def _write_copies(
     handle = variable.handle
     shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
     made = []
-    with subgraph(editor, f"set_on_all_workers/{handle}") as f, tf.control_dependencies([f.after(after)]):
+    with (
+        subgraph(editor, f"set_on_{'all_workers' if of is None else 'owners'}/{handle}") as f,
+        tf.control_dependencies([f.after(after)]),
+    ):
         value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
         for worker in workers:
             with tf.device(context.home(worker, variable.dtype, None if of is None else of.device(worker))):

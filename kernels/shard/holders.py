@@ -65,7 +65,7 @@ def _in_row(holder: Holder, shape: Sequence[int], row: Sequence[Place]) -> Holde
         return None if is_everywhere else replace(Holder.whole(shape, groups[0]), layer=holder.layer)
     axis = next(a for a, (one, other) in enumerate(zip(slices[0].begin, slices[1].begin, strict=True)) if one != other)
     partitioning = Partitioning(axis, even_sizes(shape[axis], len(slices)))
-    return replace(Holder.partitioned(shape, partitioning, groups), layer=holder.layer)
+    return replace(Holder.partitioned(shape, partitioning, groups), layer=holder.layer).with_copies_of(holder)
 
 
 def holder_of_part(holder: Holder, part: Variable) -> Holder:
@@ -76,14 +76,14 @@ def holder_of_part(holder: Holder, part: Variable) -> Holder:
     length = part.shape[whole.axis]
     sizes = whole.sizes if sum(whole.sizes) == length else even_sizes(length, len(groups))
     made = Holder.partitioned(part.shape, Partitioning(whole.axis, sizes), groups[: len(sizes)])
-    return replace(made, layer=holder.layer)
+    return replace(made, layer=holder.layer).with_copies_of(holder)
 
 
 def holders_on_mesh(step: StepWithOwners, context: Context) -> dict[str, Holder]:
     """Returns the holders between two steps of the variables that a mesh divides along any axis, by name."""
     assert context.mesh is not None, "only a mesh divides variables"
     parts = {variable.name: Holder.whole(variable.shape, context.row_group) for variable in step.variables}
-    parts |= step.holders
+    parts |= {name: one.with_copies(name, context.plan.cached_copies) for name, one in step.holders.items()}
     undivided = Sharding(())
     return {
         name: _on_mesh(parts[name], step.shardings.get(name, undivided), context)
@@ -119,6 +119,7 @@ def _on_mesh(part: Holder, sharding: Sharding, context: Context) -> Holder:
             tuple(map(sum, zip(start, one.begin, strict=True))),
             one.shape,
             _group_of(one, members[index], context),
+            one.copies,
             is_on_places=sharding.divides,
         )
         for index, start in enumerate(starts)

@@ -93,7 +93,7 @@ def test_one_device_has_the_same_bits_and_two_workers_the_same_numbers(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [{}, {"builder": "FSDP", "min_partition_bytes": 1}], ids=str)
+@pytest.mark.parametrize("strategy", [{}, {"builder": "FSDP"}], ids=str)
 def test_the_activations_of_twelve_blocks_take_a_third_of_their_memory(
     tmp_path: Path, strategy: dict[str, Any]
 ) -> None:

@@ -27,12 +27,13 @@ def replicas(count: int) -> dict[str, object]:
 
 
 def mesh_of_tensors(workers: int, data: str | None = None) -> dict[str, object]:
-    """Layers divided by columns, then by rows, on four devices; kernel_2 of the session is whole.
+    """Layers divided by columns, then by rows, on four devices; whole biases and kernel_2 have slots in slices.
 
     With `data`, the other dimension of each kernel is divided along this axis.
     """
     columns, rows = ".*/(dense|dense_2)/kernel|kernel_0", ".*/(dense_1|dense_3)/kernel|kernel_1"
     layouts = {columns: {"sharding": [data, "model"]}, rows: {"sharding": ["model", data]}}
+    layouts[".*/(dense_1|dense_3)/bias|kernel_2"] = {"slots": "data"}
     strategy = {"builder": "Mesh", "mesh": {"data": 2, "model": -1}, "variables": layouts, "compare_every": 1}
     nodes = [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": workers}]
     return {"nodes": nodes, "strategy": strategy, "batch": "global"}

@@ -97,6 +97,11 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
             ".*dense_1/kernel": {"sharding": ["model", "data"]},
         },
     },
+    "mesh_slots": {
+        "builder": "Mesh",
+        "mesh": {"data": 2, "model": -1},
+        "variables": {".*dense/kernel": {"sharding": [None, "model"]}, ".*dense_1/kernel": {"slots": "data"}},
+    },
     "megatron": {"builder": "Megatron"},
     "two_paces": {
         "builder": "PS",
@@ -171,7 +176,8 @@ _PAIRS: Mapping[str, str] = {
     "keras_mlp_adam_float32": (
         "shuffle 1x1, small_groups 2x1, float16 2x2, bfloat16 one_machine, power_sgd 3x1, top_k 2x1, "
         "overridden 2+1, sharded server, pipeline 2x1, pipeline_calls 2x1, stale_proxies 2x1, asynchronous 3x1, "
-        "two_paces 2x1, ps gpus, mesh 4x1, mesh_fsdp 4x1, mesh_fsdp 2x2, pipeline_mesh 4x1"
+        "two_paces 2x1, ps gpus, mesh 4x1, mesh_fsdp 4x1, mesh_fsdp 2x2, mesh_slots 4x1, "
+        "pipeline_mesh 4x1"
     ),
     "many_ops": "shuffle 2x1",
     "momentum_and_counter": "uneven_partitioned_ps 3x1, stale 2x1",

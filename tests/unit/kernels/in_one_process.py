@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from autodist.kernels.shard.holders import HoldOnMesh
 from autodist.placement.partitioning import Partitioning, part_name, shard_name
 from autodist.proto import strategy_pb2
 from autodist.sharding import Axis, Mesh, Sharding
-from autodist.strategies.mesh_data import nodes_in_slices, owners_in_rows
+from autodist.strategies.mesh_data import nodes_in_slices, nodes_with_slots_in_slices, owners_in_rows
 from autodist.synchronizers import mesh_of
 from tests.unit.kernels.without_stacks import without_stacks
 
@@ -108,19 +108,23 @@ def on_mesh(
     layouts: Mapping[str, str],
     data: str = "data",
     devices: int = 1,
+    slots: Collection[str] = (),
     **options: Any,
 ) -> strategy_pb2.Strategy:
-    """A strategy for a mesh of workers with some devices; `layouts` are the text forms of the variables' shardings."""
+    """A strategy for a mesh of workers with some devices; `layouts` are the text forms of the variables' shardings.
+
+    The data axis divides the slots of the variables `slots`.
+    """
     workers = math.prod(sizes.values()) // devices
     strategy = plan(step, workers, devices, **options)
     strategy.graph_config.workers = workers
     shardings = {name: Sharding.parse(text) for name, text in layouts.items()}
-    if any(data in sharding.used() for sharding in shardings.values()):
+    if slots or any(data in sharding.used() for sharding in shardings.values()):
         places = [place.worker for place in strategy.graph_config.replicas]
         owners = owners_in_rows(Mesh(tuple(Axis(*one) for one in sizes.items())), places, data)
-        in_slices = nodes_in_slices(step, shardings, data, owners)
+        owned = nodes_in_slices(step, shardings, data, owners) | nodes_with_slots_in_slices(step, slots, owners)
         for node in strategy.nodes:
-            node.CopyFrom(in_slices.get(node.variable, node))
+            node.CopyFrom(owned.get(node.variable, node))
     strategy.mesh.CopyFrom(
         strategy_pb2.Mesh(
             axes=[strategy_pb2.MeshAxis(name=name, size=size) for name, size in sizes.items()],

@@ -92,7 +92,19 @@ def test_layouts_in_a_file(tmp_path, step):
         ("mesh: {model: 2}\n  variables: {up/kernel: {sharding: [modle]}}", "the mesh has the axes model"),
         ("mesh: {model: 2}\n  variables: {up/kernel: {sharding: [model, model]}}", "'model' twice"),
         ("mesh: {data: 2}\n  prefetch: 2", "prefetch"),
-        ("mesh: {model: 2}\n  variables: {up/kernel: {synchronizer: PS}}", "only setting of a pattern is sharding"),
+        (
+            "mesh: {model: 2}\n  variables: {up/kernel: {synchronizer: PS}}",
+            "the settings of a pattern are sharding .*, slots",
+        ),
+        ("mesh: {data: 2}\n  variables: {up/kernel: {}}", "has no settings"),
+        (
+            "mesh: {data: 2}\n  variables: {up/kernel: {slots: model}}",
+            "slots of 'up/kernel' name the axis 'model', but",
+        ),
+        ("mesh: {data: 1, model: 2}\n  variables: {up/kernel: {slots: model}}", "only the axis of the batch, 'data'"),
+        ("mesh: {data: 2}\n  variables: {'[': {slots: data}}", "is no regular expression"),
+        ("mesh: {data: 2}\n  variables: {up/kernel: {slots: [data]}}", "slots"),
+        ("mesh: {data: 2}\n  slots: {up/kernel: data}", "write `slots` of patterns under `variables`"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_line(tmp_path, options, problem):
@@ -112,6 +124,46 @@ def test_a_wrong_option_is_refused_with_its_line(tmp_path, options, problem):
 def test_a_layout_that_does_not_fit_is_refused(step, cluster, layouts, problem):
     with pytest.raises(StrategyError, match=problem):
         built(step(SHAPES), cluster(2), mesh={"model": 2}, layouts=layouts)
+
+
+def test_slots_alone_are_in_slices_as_under_sharded_all_reduce(tmp_path, step):
+    spec = read(
+        tmp_path,
+        "mesh: {data: 2, model: 2}\n  variables:\n    up/.*: {slots: data}\n    head/kernel: {slots: data}\n"
+        "    down/kernel: {sharding: [model, data]}",
+        workers=4,
+    )
+    builder = builder_from_section(spec.strategy)
+    strategy = builder.build(step(SHAPES), arranged(builder, spec))
+    assert layouts_of(strategy) == {
+        "up/kernel": "[–, –]", "up/bias": "[–]", "head/kernel": "[–, –]", "down/kernel": "[model, data]"
+    }  # fmt: skip
+    nodes = {node.variable: node for node in strategy.nodes}
+    sizes = {name: (node.partition.axis, list(node.partition.sizes)) for name, node in nodes.items()}
+    assert sizes == {
+        "up/kernel": (0, [2, 2]),
+        "up/bias": (0, [4, 4]),
+        "head/kernel": (0, [2, 2]),
+        "down/kernel": (1, [2, 2]),
+    }
+    owned = {name: [(s.parameter_server.owner, s.parameter_server.local_proxy, s.parameter_server.layer > 0)
+                    for s in node.shards] for name, node in nodes.items()}  # fmt: skip
+    copied, gathered = [(0, True, False), (1, True, False)], [(0, False, True), (1, False, True)]
+    assert owned == {"up/kernel": copied, "up/bias": copied, "head/kernel": copied, "down/kernel": gathered}
+
+
+def test_slots_of_a_mesh_without_rows_along_the_data_axis_stay_whole(step, cluster):
+    strategy = built(step(SHAPES), cluster(2), mesh={"data": 1, "model": 2}, slots={"up/kernel": "data"})
+    assert all(node.HasField("all_reduce") for node in strategy.nodes)
+
+
+@pytest.mark.parametrize("layout", [(None, "model"), ("data",), ("?",)])
+def test_slots_alone_of_a_divided_variable_are_refused(step, cluster, layout):
+    options = {"mesh": {"data": 2, "model": 2}, "layouts": {"up/kernel": layout}, "slots": {"up/.*": "data"}}
+    with pytest.raises(
+        StrategyError, match="has slots: data, which keeps the whole value of up/kernel .* Remove slots"
+    ):
+        built(step(SHAPES), cluster(4), **options)
 
 
 @pytest.mark.parametrize("use", [UseParameterServer(sync=False), UseAllReduce(compressor=Float16())])
@@ -181,5 +233,5 @@ def test_a_worker_without_devices_is_refused(cluster):
 def test_a_pattern_that_matches_nothing_is_logged_with_near_names(step, cluster, caplog):
     strategy = built(step(SHAPES), cluster(2), mesh={"model": 2}, layouts={**MEGATRON, "upp/kernel": ("model",)})
     assert len(strategy.mesh.variables) == 2
-    assert "'upp/kernel' of a layout matches no variable" in caplog.text
+    assert "'upp/kernel' matches no variable" in caplog.text
     assert "up/kernel" in caplog.text

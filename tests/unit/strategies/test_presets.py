@@ -26,8 +26,8 @@ def test_a_preset_shows_every_option_with_its_default(tmp_path, name):
     spec, placed = read(name, tmp_path)
     assert placed.builder == find_builder(name)()
     left_out = {option.name for option in dataclasses.fields(placed.builder)} - spec.strategy.options.keys()
-    assert left_out <= {"max_shards", "local_proxy_variable", "layouts"}
-    shown = {"variables" if option == "layouts" else option for option in left_out}  # their key in YAML
+    assert left_out <= {"max_shards", "local_proxy_variable", "layouts", "slots"}
+    shown = {"variables" if option in ("layouts", "slots") else option for option in left_out}  # their key in YAML
     assert all(f"  # {option}:" in preset_of(name).read_text() for option in shown)
 
 

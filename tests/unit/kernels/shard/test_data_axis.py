@@ -9,6 +9,8 @@ import pytest
 
 from autodist.kernels import Context, find_divided, rewrite
 from autodist.kernels.place.gather_layers import GATHER
+from autodist.kernels.plan import CACHED_COPY
+from autodist.kernels.shard.holders import HoldInRows
 from autodist.options.fields import OptionError
 from autodist.sharding import Axis, Mesh
 from autodist.strategies.mesh_data import owners_in_rows
@@ -77,6 +79,52 @@ def test_a_transformer(name):
 @pytest.mark.parametrize("layout", ["[data, –]", "[–, data]", "[model, data]", "[data, model]"])
 def test_a_table(update, layout):
     assert_equal_on_mesh(table(update), {"data": 2, "model": 2}, {"rows": layout})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layouts", "devices"),
+    [
+        ({"data": 2, "model": 1}, {}, 1),
+        ({"data": 3, "model": 2}, {"w2": "[model, –]"}, 1),
+        ({"data": 2, "model": 2}, {"w2": "[data, model]"}, 2),
+    ],
+    ids=str,
+)
+def test_slots_alone(sizes, layouts, devices):
+    whole = {"w1": "[–, –]", "b1": "[–]"}
+    assert_equal_on_mesh(perceptron(), sizes, layouts | whole, devices=devices, slots=whole)
+
+
+@pytest.mark.usefixtures("keras_in_float64")
+@pytest.mark.parametrize("name", ["adam", "the norm of all gradients", "adafactor"])
+def test_the_slots_of_a_transformer(name):
+    model = transformer(OPTIMIZERS[name](), lengths=(4, 3, 1))
+    layouts = {k: v for k, v in BY_DATA_AND_MODEL.items() if "att" in k} | {"embed/embeddings": "[–, –]"}
+    whole = {r"b\d_(up|down)/kernel": "[–, –]", r".*(gamma|beta)": "[–]", "embed/embeddings": "[–, –]"}
+    slots = model.layouts(whole)
+    assert_equal_on_mesh(model, {"data": 2, "model": 2}, model.layouts(layouts) | slots, 1e-9, slots=slots)
+
+
+@pytest.mark.parametrize("update", ["rows", "tied"])
+def test_the_slots_of_a_table(update):
+    assert_equal_on_mesh(table(update), {"data": 2, "model": 2}, {"rows": "[–, –]"}, slots=["rows"])
+
+
+def test_slots_are_in_slices_and_each_place_reads_its_own_copy_of_the_value():
+    model = perceptron()
+    strategy = on_mesh(model.captured.step, {"data": 2, "model": 2}, {"w1": "[–, –]"}, slots=["w1"])
+    step = rewrite(model.captured.step, Context(strategy, 1))
+    for name in ("w1", "m1"):
+        assert [(one.begin, one.shape, one.group.workers) for one in step.holders[name].slices] == [
+            ((0, 0), (3, 8), (0, 1)),
+            ((3, 0), (3, 8), (2, 3)),
+        ]
+    assert {one.copies for one in step.holders["w1"].slices} == {(CACHED_COPY,)}
+    assert {one.copies for one in step.holders["m1"].slices} == {()}
+    later = replace(model.captured.step, holders=step.holders)
+    assert HoldInRows().apply(later, Context(strategy, 1)).holders["w1"].slices[0].copies == (CACHED_COPY,)
+    assert not any(GATHER in node.attr for node in step.graph_def.node)
+    assert any(node.name.startswith("autodist/cached_copy/") for node in step.graph_def.node)
 
 
 def test_slices_have_one_owner_in_each_row_and_slots_too():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import keras
 import numpy as np
@@ -30,9 +31,14 @@ def in_float64(keras_in_float64):
 
 
 def assert_equal_on_mesh(
-    model: Model, sizes: dict[str, int], layouts: dict[str, str], rtol: float = 1e-12, devices: int = 1
+    model: Model,
+    sizes: dict[str, int],
+    layouts: dict[str, str],
+    rtol: float = 1e-12,
+    devices: int = 1,
+    slots: Collection[str] = (),
 ) -> None:
-    strategy = on_mesh(model.captured.step, sizes, layouts, devices=devices)
+    strategy = on_mesh(model.captured.step, sizes, layouts, devices=devices, slots=slots)
     expected = one_device(model.captured, model.step, model.batches)
     assert_same(Session(model.captured, strategy).train(model.batches), expected, rtol)
 
