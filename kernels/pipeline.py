@@ -56,6 +56,7 @@ from autodist.kernels.rows.rewrite_rows import RewriteRows
 from autodist.kernels.shard.add_data_flow_edges import AddDataFlowEdges
 from autodist.kernels.shard.apply_constraints import ApplyConstraints
 from autodist.kernels.shard.complete_manual_regions import CompleteManualRegions
+from autodist.kernels.shard.constrain_tensors import ConstrainTensors
 from autodist.kernels.shard.copy_for_places import CopyForPlaces
 from autodist.kernels.shard.holders import HoldInRows, HoldOnMesh, holders_on_mesh
 from autodist.kernels.shard.lift_meshes import LiftMeshes
@@ -74,6 +75,7 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 """Environment variable that names a folder; the graph after each kernel is written to it, for TensorBoard."""
 
 IMPORT_PASSES: tuple[AnyKernel, ...] = (
+    ConstrainTensors(),
     LiftMeshes(),
     RemoveSizeOneAxes(),
     SplitConstants(),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import permutations
+from dataclasses import dataclass, field, replace
+from itertools import chain, permutations, zip_longest
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -53,6 +53,11 @@ class Mesh(StrategyBuilder):
         slots: for each pattern, the data axis, which divides the optimizer's slots and the updates of the variables
             that it matches, while each place has their whole values (ZeRO stage 1); in YAML, `slots:` of a pattern
             under `variables:`.
+        priorities: for each pattern of layouts, a number for each dimension: where two layouts compete, the one of the
+            lower number comes first; 0 without an entry. In YAML, `priority:` of a pattern under `variables:`.
+        tensors: layouts of tensors, by pattern of the names of the nodes that compute them; in YAML, `sharding:` of a
+            pattern under `tensors:`.
+        alike: for each group, patterns of variables of one shape that are divided alike.
         prefetch: the number of layers with variables divided by the data axis that are gathered ahead of the layer
             that computes.
         compare_every: the number of training steps after which workers compare their copies of variables, by checksums.
@@ -64,6 +69,9 @@ class Mesh(StrategyBuilder):
     data: str = "data"
     layouts: dict[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
     slots: dict[str, str] = field(default_factory=dict)
+    priorities: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
+    tensors: dict[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
+    alike: tuple[tuple[str, ...], ...] = ()
     prefetch: Literal[0, 1] = 1
     compare_every: Annotated[int, Field(ge=0, lt=2**31)] = 1000
 
@@ -76,10 +84,14 @@ class Mesh(StrategyBuilder):
                 f"mesh is {dict(self.mesh)!r}: give each axis a size of at least 1. One may be -1, for all places "
                 "that are left.",
             )
-        for pattern, layout in self.layouts.items():
+        for pattern, layout in (*self.layouts.items(), *self.tensors.items()):
             self._check(pattern, layout)
         for pattern, axis in self.slots.items():
             self._check_slots(pattern, axis)
+        for pattern in chain(*self.alike):
+            _check_pattern(pattern)
+        for pattern, numbers in self.priorities.items():
+            self._check_priority(pattern, numbers)
 
     def arranged(self, resource_spec: ResourceSpec) -> ResourceSpec:
         """Returns the machines with the places of one row along the data axis as replicas.
@@ -143,6 +155,7 @@ class Mesh(StrategyBuilder):
         strategy = make_strategy(type(self).__name__, resource_spec, variables, [*others, *owned.values()])
         strategy.mesh.CopyFrom(self.message(resource_spec, own))
         strategy.prefetch = self.prefetch if in_slices else 0
+        self._warn_of_tensors(list(getattr(getattr(graph_item, "graph_index", None), "nodes", ())))
         return strategy
 
     def _requested(self, graph_item: GraphLike, own: Iterable[strategy_pb2.VariableSharding]) -> dict[str, Sharding]:
@@ -201,6 +214,11 @@ class Mesh(StrategyBuilder):
             places=_places(resource_spec),
             compare_every=self.compare_every,
             variables=shardings,
+            tensors=[
+                strategy_pb2.TensorSharding(pattern=pattern, sharding=str(Sharding(tuple(map(Dim.of, layout)))))
+                for pattern, layout in self.tensors.items()
+            ],
+            alike=[strategy_pb2.AlikeVariables(patterns=patterns) for patterns in self.alike],
         )
 
     def of_places(self, resource_spec: ResourceSpec) -> MeshOfPlaces:
@@ -222,9 +240,18 @@ class Mesh(StrategyBuilder):
         return mesh
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
-        """Returns the patterns of layouts and slots that match no variable of these names."""
+        """Returns the patterns of variables that match none of these names."""
         variables = list(names)
-        return sorted(p for p in {*self.layouts, *self.slots} if not any(re.fullmatch(p, name) for name in variables))
+        patterns = {*self.layouts, *self.slots, *chain(*self.alike)}
+        return sorted(p for p in patterns if not any(re.fullmatch(p, name) for name in variables))
+
+    def _warn_of_tensors(self, names: Sequence[str]) -> None:
+        for pattern in self.tensors if names else ():
+            if not any(re.fullmatch(pattern, name) for name in names):
+                log.warning(
+                    "The pattern %r of `tensors` matches no node of this step (it must match the whole name). Near "
+                    "nodes: %s.", pattern, listed(nearest(pattern, names)),
+                )  # fmt: skip
 
     def _shardings(
         self, shapes: Mapping[str, Sequence[int]], mesh: MeshOfPlaces
@@ -263,7 +290,16 @@ class Mesh(StrategyBuilder):
                     f"the layout {list(layout)} of {pattern!r} divides a dimension of {length} elements of {name} into "
                     f"{count} parts, which does not go: change its layout, or the size of the axis."
                 )
-        return Sharding(tuple(dims))
+        priorities = self.priorities.get(pattern, ())
+        if len(priorities) > len(shape):
+            raise StrategyError(
+                f"the priority {list(priorities)} of {pattern!r} has {len(priorities)} numbers, but {name} has the "
+                f"shape {list(shape)}: leave some out."
+            )
+        numbered = zip_longest(dims, priorities)
+        return Sharding(
+            tuple(replace(dim, priority=number if dim.axes or dim.is_open else None) for dim, number in numbered)
+        )
 
     def _check(self, pattern: str, layout: Layout) -> None:
         _check_pattern(pattern)
@@ -288,6 +324,13 @@ class Mesh(StrategyBuilder):
                 f"the slots of {pattern!r} name the axis {axis!r}, but only the axis of the batch, {self.data!r}, "
                 f"divides slots alone. Divide the variable with its slots by {axis!r} in `sharding`."
             )
+
+    def _check_priority(self, pattern: str, numbers: Sequence[int | None]) -> None:
+        if pattern not in self.layouts:
+            raise StrategyError(f"the pattern {pattern!r} has a priority and no layout: add its `sharding`.")
+        wrong = next((number for number in numbers if number is not None and number < 0), None)
+        if wrong is not None:
+            raise StrategyError(f"the priority of {pattern!r} has the number {wrong}; numbers begin with 0.")
 
     @property
     def _data_axes(self) -> list[str]:

@@ -34,12 +34,13 @@ SYNCHRONIZERS: dict[str, type[UseAllReduce | UseParameterServer]] = {
 }
 
 SHARDING = "sharding"
-ON_MESH = {SHARDING: "layouts", "slots": "slots"}
+ON_MESH = {SHARDING: "layouts", "slots": "slots", "priority": "priorities"}
 """Settings of a pattern on a mesh, with the option of `Mesh` that has their values by pattern."""
 
 MEANINGS = {
     SHARDING: "the axis of the mesh for each dimension",
     "slots": "the axis of the batch, if it divides the slots of the optimizer alone",
+    "priority": "a number for each dimension",
 }
 
 DEFAULT = AllReduce.__name__
@@ -81,7 +82,8 @@ def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
     of_layouts, others = _divide_patterns(section, maker)
     settings = ON_MESH if issubclass(maker, Mesh) else {SHARDING: ON_MESH[SHARDING]}
     layouts = _by_pattern(section, of_layouts, settings) if issubclass(maker, Mesh | Pipeline) else {}
-    builder: BuildsStrategy = _make(maker, about, {**section.options, **layouts}, section.place)
+    tensors = _of_tensors(section) if issubclass(maker, Mesh) else {}
+    builder: BuildsStrategy = _make(maker, about, {**section.options, **layouts, **tensors}, section.place)
     if others:
         builder = OverrideVariables(builder, tuple(_override(override, section) for override in others))
     return builder if section.place() is None else PlacedBuilder(builder, section)
@@ -128,6 +130,21 @@ def _by_pattern(
         for key, value in override.settings.items():
             found[settings[key]][override.pattern] = value
     return found
+
+
+def _of_tensors(section: StrategySection) -> dict[str, Any]:
+    """Returns the option of `Mesh` that has a layout for each pattern of tensors."""
+    given = section.options.get("tensors")
+    if not isinstance(given, dict):
+        return {} if given is None else {"tensors": given}
+    for pattern, settings in given.items():
+        if not isinstance(settings, dict) or settings.keys() != {"sharding"}:
+            raise StrategyError(
+                f"The pattern {pattern!r} under `tensors` has {settings!r}. Write {{sharding: […]}} with the axis "
+                "of the mesh for each dimension.",
+                section.place("tensors", pattern),
+            )
+    return {"tensors": {pattern: settings["sharding"] for pattern, settings in given.items()}}
 
 
 def _override(override: VariableOverride, section: StrategySection) -> Override:

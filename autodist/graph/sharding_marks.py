@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
@@ -39,17 +39,15 @@ def constraints_of(graph_index: GraphIndex) -> dict[str, Constraint]:
     }
 
 
-def groups_of(graph_index: GraphIndex, first: int) -> dict[int, ShardingGroup]:
-    """Returns the sharding groups of a graph, numbered from `first`."""
+def groups_of(graph_index: GraphIndex) -> Iterator[ShardingGroup]:
+    """Yields the sharding groups of a graph."""
     members: dict[str, list[str]] = {}
     origins: dict[str, str] = {}
     for name, (group, origin) in _marked(graph_index, GROUP_MARK).items():
         members.setdefault(group, []).append(f"{name}:0")
         origins[group] = origin
-    return {
-        first + k: ShardingGroup(tuple(names), (Origin(origins[group]),))
-        for k, (group, names) in enumerate(members.items())
-    }
+    for group, names in members.items():
+        yield ShardingGroup(tuple(names), (Origin(origins[group]),))
 
 
 def _marked(graph_index: GraphIndex, attribute: str) -> Mapping[str, tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -14,8 +15,8 @@ from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.annotated import annotated, with_annotations
 from autodist.kernels.shard.checked import checked
-from autodist.logs.formatting import counted
-from autodist.sharding import OPEN, Annotations, Constraint, Mesh, Origin, Sharding
+from autodist.logs.formatting import counted, listed
+from autodist.sharding import OPEN, Annotations, Constraint, Mesh, Origin, Sharding, ShardingGroup
 
 MESH = "mesh"
 """The name of a strategy's mesh in the table."""
@@ -95,14 +96,23 @@ def _with_strategy(step: CapturedStep, context: Context) -> Annotations:
                 f"The variable {one.variable} has two shardings, {own.sharding} ({own.origin}) and {other.sharding} "
                 f"({other.origin}). Leave out one of them."
             )
+    groups = (one for one in (*_alike(step, context), *groups_of(step.graph_index)) if one not in given.groups.values())
     return replace(
         given,
         meshes={MESH: context.mesh, **given.meshes},
         variables=variables,
         constraints={**given.constraints, **constraints_of(step.graph_index)},
-        groups={**given.groups, **groups_of(step.graph_index, max(given.groups, default=-1) + 1)},
+        groups={**given.groups, **dict(enumerate(groups, max(given.groups, default=-1) + 1))},
         regions={**given.regions, **regions_of(step.graph_index)},
     )
+
+
+def _alike(step: CapturedStep, context: Context) -> Iterator[ShardingGroup]:
+    """Yields the groups of variables that the strategy requests."""
+    for one in context.strategy.mesh.alike:
+        members = [name for name in step.by_name if any(re.fullmatch(pattern, name) for pattern in one.patterns)]
+        if len(members) > 1:
+            yield ShardingGroup(tuple(members), (Origin(f"alike: {listed(map(repr, one.patterns))}"),))
 
 
 def _content(mesh: Mesh) -> object:

@@ -104,6 +104,11 @@ def test_layouts_in_a_file(tmp_path, step):
         ("mesh: {data: 1, model: 2}\n  variables: {up/kernel: {slots: model}}", "only the axis of the batch, 'data'"),
         ("mesh: {data: 2}\n  variables: {'[': {slots: data}}", "is no regular expression"),
         ("mesh: {data: 2}\n  variables: {up/kernel: {slots: [data]}}", "slots"),
+        ("mesh: {data: 2}\n  variables: {up/kernel: {priority: [1]}}", "has a priority and no layout"),
+        ("mesh: {model: 2}\n  variables: {up/kernel: {sharding: [model], priority: [-1]}}", "numbers begin with 0"),
+        ("mesh: {model: 2}\n  tensors: {h: [model]}", r"'h' under `tensors` has \['model'\]. Write \{sharding"),
+        ("mesh: {model: 2}\n  tensors: {h: {sharding: [modle]}}", "the mesh has the axes model"),
+        ("mesh: {model: 2}\n  alike: [[up/kernel, '[']]", "is no regular expression"),
         ("mesh: {data: 2}\n  slots: {up/kernel: data}", "write `slots` of patterns under `variables`"),
     ],
 )
@@ -124,6 +129,25 @@ def test_a_wrong_option_is_refused_with_its_line(tmp_path, options, problem):
 def test_a_layout_that_does_not_fit_is_refused(step, cluster, layouts, problem):
     with pytest.raises(StrategyError, match=problem):
         built(step(SHAPES), cluster(2), mesh={"model": 2}, layouts=layouts)
+
+
+def test_layouts_of_tensors_groups_and_priorities_are_those_of_the_file(tmp_path, step):
+    spec = read(
+        tmp_path,
+        "mesh: {data: 1, model: 2}\n  variables: {up/kernel: {sharding: [null, model], priority: [null, 1]}}\n"
+        "  tensors: {'.*/add': {sharding: [data, '?', model]}}\n  alike: [[up/kernel, down/.*], [up/bias]]",
+    )
+    builder = builder_from_section(spec.strategy)
+    strategy = builder.build(step(SHAPES), arranged(builder, spec))
+    assert layouts_of(strategy) == {"up/kernel": "[–, model p1]"}
+    assert [(one.pattern, one.sharding) for one in strategy.mesh.tensors] == [(".*/add", "[data, ?, model]")]
+    assert [list(one.patterns) for one in strategy.mesh.alike] == [["up/kernel", "down/.*"], ["up/bias"]]
+
+
+def test_a_priority_with_too_many_numbers_is_refused(step, cluster):
+    layouts = {"up/bias": ("model",)}
+    with pytest.raises(StrategyError, match=r"has 2 numbers, but up/bias has the shape \[8\]"):
+        built(step(SHAPES), cluster(2), mesh={"model": 2}, layouts=layouts, priorities={"up/bias": (0, 1)})
 
 
 def test_slots_alone_are_in_slices_as_under_sharded_all_reduce(tmp_path, step):

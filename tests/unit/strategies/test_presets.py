@@ -12,6 +12,7 @@ from autodist.strategies import (
     find_builder,
     registered_names,
 )
+from autodist.strategies.reader import ON_MESH
 
 PRESETS = sorted((pathlib.Path(autodist.strategies.__file__).parent / "presets").glob("*.yml"))
 NODES = "nodes:\n  - {address: localhost, cpus: [0, 1], workers: 2}\n"
@@ -26,8 +27,9 @@ def test_a_preset_shows_every_option_with_its_default(tmp_path, name):
     spec, placed = read(name, tmp_path)
     assert placed.builder == find_builder(name)()
     left_out = {option.name for option in dataclasses.fields(placed.builder)} - spec.strategy.options.keys()
-    assert left_out <= {"max_shards", "local_proxy_variable", "layouts", "slots"}
-    shown = {"variables" if option in ("layouts", "slots") else option for option in left_out}  # their key in YAML
+    by_pattern = set(ON_MESH.values())
+    assert left_out <= {"max_shards", "local_proxy_variable", "tensors", *by_pattern}
+    shown = {"variables" if option in by_pattern else option for option in left_out}  # their key in YAML
     assert all(f"  # {option}:" in preset_of(name).read_text() for option in shown)
 
 
