@@ -32,6 +32,7 @@ from autodist.capture.keras.distribution.checks import (
 from autodist.capture.keras.distribution.meshes import check_early_meshes
 from autodist.capture.keras.distribution.run_settings import set_run
 from autodist.capture.keras.early_initializers import seed_early_initializers
+from autodist.capture.local_steps import plain_variable
 from autodist.capture.manual import all_gather, all_reduce, all_to_all, manual, reduce_scatter
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.sharding_marks import alike, constrain
@@ -52,6 +53,7 @@ from autodist.functions.keras_training import KerasTraining
 from autodist.functions.tracing import Tracing
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE, log_to_the_terminal
+from autodist.placement.layouts import HeldLayout
 from autodist.reading.data_sets import elementwise
 from autodist.reading.file_sharding import NO_FILES_SHARDED
 from autodist.reading.input_shard import InputShard
@@ -358,6 +360,19 @@ class AutoDist:
             ValueError: their shapes differ.
         """
         return alike(*tensors)
+
+    def layout(self, variable: Any) -> HeldLayout:
+        """Returns how a mesh divides a variable: for each dimension an axis, several axes (major first) or None.
+
+        Under a strategy without a mesh, every entry is None.
+
+        Args:
+            variable: a variable of TensorFlow or Keras that a training step has used.
+
+        Raises:
+            StrategyError: no training step has used it yet.
+        """
+        return self._run.layout(plain_variable(variable))
 
     @tf.autograph.experimental.do_not_convert
     def manual(

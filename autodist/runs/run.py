@@ -14,9 +14,11 @@ import tensorflow as tf
 
 from autodist.cluster.timeouts import processor_share
 from autodist.cluster.worker_client import WorkerClient
-from autodist.errors import AutoDistError, ClusterError
+from autodist.errors import AutoDistError, ClusterError, StrategyError
 from autodist.graph.devices import home_of
 from autodist.logs.formatting import words_of
+from autodist.placement.group import Place
+from autodist.placement.layouts import HeldLayout, held_layout
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
 from autodist.runs.chief_only import ChiefOnly
@@ -46,6 +48,7 @@ from autodist.runtime.updates import Updates
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import StoredVariable, TrackedVariable, VariableTracker
 from autodist.strategies import BuildsStrategy, divides_variables
+from autodist.synchronizers import mesh_of
 from autodist.verify.recorder import SEED, recorder
 
 _CLOSE_LIMIT = 5.0
@@ -394,6 +397,23 @@ class Run:
                     held = [t for t in all_behind if t.holder.is_held_by(self.index)]
                     behind = held if read in held else all_behind
                 self.guard(self._variable_slices.pull, self._gathered_reads.of(behind, read))
+
+    def layout(self, source: tf.Variable) -> HeldLayout:
+        """Returns, for each dimension of a variable, the axis that divides it, several axes or None.
+
+        Raises:
+            StrategyError: no step has used the variable yet.
+        """
+        tracked, strategy = self.tracker.of(source), self.steps.strategy
+        if tracked is None or strategy is None:
+            raise StrategyError(
+                f"The layout of {source.name} is not known: call ad.layout after the first training step of `fit` or "
+                "of a function that uses the variable. Those of sessions stand in the log."
+            )
+        if not strategy.HasField("mesh"):
+            return (None,) * source.shape.rank
+        places = [Place(place.worker, place.device) for place in strategy.mesh.places]
+        return held_layout(tracked.holder, mesh_of(strategy), places)
 
     def flush_together(self) -> None:
         """Returns once all writes requested by the steps of all workers have been applied; call it on every worker.

@@ -197,7 +197,7 @@ with ad.scope():
         refused = ""
     except StrategyError as error:
         refused = str(error)
-    keep(together=together, refused=refused)
+    keep(together=together, refused=refused, layout=str([ad.layout(one) for one in model.trainable_variables]))
 """
     layouts = {".*/up/kernel": {"sharding": [None, "model"]}}
     strategy = {"builder": "Mesh", "mesh": {"model": 2}, "variables": layouts}
@@ -207,4 +207,6 @@ with ad.scope():
         run.assert_gone()
         assert run.kept(1)["together"].shape == run.kept(0)["together"].shape == (8, 1)
         assert run.kept(1)["refused"] == ""
+        divided = "[(None, 'model'), ('model',), ('model', None), (None,)]"
+        assert run.kept(0)["layout"] == run.kept(1)["layout"] == divided
         assert "gathers 128 B that other workers hold" in str(run.kept(0)["refused"])
