@@ -715,4 +715,4 @@ class AutoDist:
         run = self._run
         lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step, run.saved_as)
         if lost is not None:
-            restart(lost, run.spec)
+            restart(lost, run.spec, run.builder)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, permutations, zip_longest
+from itertools import accumulate, chain, permutations, zip_longest
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -238,6 +239,19 @@ class Mesh(StrategyBuilder):
                 "the sizes of its axes, or the number of workers.",
             )
         return mesh
+
+    def whole_rows(self, devices: Sequence[int]) -> int:
+        """Returns how many of the first machines form a mesh, as many as possible; 0 if none do.
+
+        With a size of -1, the last machines are left out if their devices are no whole row of the other axes.
+
+        Args:
+            devices: the number of devices of each machine.
+        """
+        row, may_grow = math.prod(size for size in self.mesh.values() if size > 0), -1 in self.mesh.values()
+        totals = [0, *accumulate(devices)]
+        fitting = (k for k, total in enumerate(totals) if total == row or (total and may_grow and total % row == 0))
+        return max(fitting, default=0)
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
         """Returns the patterns of variables that match none of these names."""

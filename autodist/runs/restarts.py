@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -21,6 +22,7 @@ from autodist.cluster.re_exec import cannot_re_exec, has_lost_input, re_exec_at_
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
+from autodist.strategies import BuildsStrategy, find_mesh
 
 log = logging.getLogger("autodist")
 
@@ -154,17 +156,19 @@ def may_start_again(spec: ResourceSpec) -> bool:
     return earlier_starts().count < spec.max_restarts
 
 
-def restart(lost: LostRun, spec: ResourceSpec) -> None:
+def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = None) -> None:
     """Restarts the script at its end if that can help; else logs the reason why the run ends.
 
     Args:
         lost: the run, which has ended everywhere.
         spec: machines of that run.
+        builder: its strategy builder. On a mesh, the machines that remain form whole rows.
     """
     earlier, limit = earlier_starts(), spec.max_restarts
-    if earlier.count and lost.away and not lost.chief_leaves and _are_enough_without(lost.away, spec):
+    away = _to_leave_out(lost.away, spec, builder) if earlier.count and not lost.chief_leaves else ()
+    if away:
         # This start has trained nothing, so it does not count as a restart.
-        _leave_out(lost, spec, earlier)
+        _leave_out(lost, away, spec, earlier)
         return
     reason = reason_not_to_restart(earlier, lost, limit)
     if reason is not None:
@@ -173,7 +177,7 @@ def restart(lost: LostRun, spec: ResourceSpec) -> None:
             watch_script_end().end_by(signal.SIGTERM)
         return
     count, wait = earlier.count + 1, backoff(earlier.count + 1)
-    left_out = lost.leaving if _are_enough_without(lost.leaving, spec) else ()
+    left_out = _to_leave_out(lost.leaving, spec, builder)
     log.warning(
         "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s%s",
         _source(lost), count, limit, wait, lost.place, lost.fault,
@@ -186,21 +190,37 @@ def restart(lost: LostRun, spec: ResourceSpec) -> None:
     _begin(state)
 
 
-def _are_enough_without(addresses: Collection[str], spec: ResourceSpec) -> bool:
-    return len(spec.nodes) - len(addresses) >= (spec.min_nodes or len(spec.nodes))
+def _to_leave_out(addresses: Collection[str], spec: ResourceSpec, builder: BuildsStrategy | None) -> tuple[str, ...]:
+    """Returns the nodes without which a run starts again; none if too few would remain.
+
+    Args:
+        addresses: the nodes that are not there.
+        spec: the machines.
+        builder: the strategy builder; its mesh may need whole rows, and so leave out more nodes.
+    """
+    left = [node for node in spec.nodes if node.address not in addresses]
+    mesh = None if builder is None else find_mesh(builder)
+    if mesh is not None:
+        devices: Counter[str] = Counter()
+        for worker in spec.workers:
+            devices[worker.node.address] += len(worker.devices)
+        left = left[: mesh.whole_rows([devices[node.address] for node in left])]
+    if not addresses or len(left) < (spec.min_nodes or len(spec.nodes)):
+        return ()
+    return tuple(node.address for node in spec.nodes if node not in left)
 
 
 def _format_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
     return f"{', '.join(addresses)} {'is' if len(addresses) == 1 else 'are'} left out (`min_nodes` is {spec.min_nodes})"
 
 
-def _leave_out(lost: LostRun, spec: ResourceSpec, earlier: EarlierStarts) -> None:
-    left = len(spec.nodes) - len(lost.away)
+def _leave_out(lost: LostRun, away: tuple[str, ...], spec: ResourceSpec, earlier: EarlierStarts) -> None:
+    left = len(spec.nodes) - len(away)
     log.warning(
         "no answer: %s, and the run starts from %s on %d node%s, among which variables and the global batch are "
-        "distributed again.", _format_left_out(lost.away, spec), _source(lost), left, "" if left == 1 else "s",
+        "distributed again.", _format_left_out(away, spec), _source(lost), left, "" if left == 1 else "s",
     )  # fmt: skip
-    _begin(replace(earlier, seeds=tuple(_seeds), left_out=(*earlier.left_out, *lost.away)))
+    _begin(replace(earlier, seeds=tuple(_seeds), left_out=(*earlier.left_out, *away)))
 
 
 def _begin(state: EarlierStarts) -> None:

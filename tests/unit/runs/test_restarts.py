@@ -29,6 +29,7 @@ from autodist.runs.restarts import (
     require_can_restart,
     restart,
 )
+from autodist.strategies import Mesh
 
 KILLED = WorkerFailedError("localhost:1", "was ended by SIGKILL")
 
@@ -235,6 +236,26 @@ def test_a_machine_that_stays_away_ends_the_run_otherwise(
     away = LostRun(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
     restart(away, ResourceSpec.from_dict(TWO_NODES | ({"min_nodes": least} if least else {})))
     assert begun == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "left_out"),
+    [
+        ({"data": -1, "model": 2}, 2, ["10.0.0.2", "10.0.0.4"]),
+        ({"data": -1, "model": 2}, 3, None),
+        ({"data": 2, "model": 2}, 2, None),
+        ({"data": -1}, 2, ["10.0.0.2"]),
+    ],
+    ids=str,
+)
+def test_on_a_mesh_whole_rows_are_left_out(
+    sizes: dict[str, int], least: int, left_out: list[str] | None, begun: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
+    away = LostRun(MachinesAwayError("no route", ("10.0.0.2",)), None, 4, ("10.0.0.2",))
+    nodes = [{"address": f"10.0.0.{k}", "chief": k == 1} for k in range(1, 5)]
+    restart(away, ResourceSpec.from_dict({"nodes": nodes, "max_restarts": 1, "min_nodes": least}), Mesh(mesh=sizes))
+    assert (begun[0]["left_out"] if begun else None) == left_out
 
 
 LEAVES = WorkerFailedError("10.0.0.3", LEAVING)

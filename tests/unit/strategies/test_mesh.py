@@ -259,3 +259,19 @@ def test_a_pattern_that_matches_nothing_is_logged_with_near_names(step, cluster,
     assert len(strategy.mesh.variables) == 2
     assert "'upp/kernel' matches no variable" in caplog.text
     assert "up/kernel" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "left"),
+    [
+        ({"data": -1, "model": 2}, [1] * 5, 4),
+        ({"data": -1, "model": 2}, [1] * 4, 4),
+        ({"data": -1, "model": 2}, [3, 2, 3], 3),
+        ({"data": -1, "model": 4}, [1] * 3, 0),
+        ({"data": 2, "model": 2}, [1] * 5, 4),
+        ({"data": 2, "model": 2}, [3, 2], 0),
+        ({"data": -1}, [1], 1),
+    ],
+)
+def test_machines_of_whole_rows(sizes, devices, left):
+    assert Mesh(mesh=sizes).whole_rows(devices) == left
