@@ -26,6 +26,7 @@ from autodist.kernels.shard.partials import Operand, Passed, passed_on
 from autodist.kernels.shard.propagate import Axes, Shardings, dividing, members_of, unused
 from autodist.kernels.shard.resharded_flows import ReshardedFlows
 from autodist.kernels.shard.reshards import add_index, add_reshard
+from autodist.kernels.shard.softmaxes import split_softmaxes
 from autodist.kernels.shard.transfers import State, after, transfers
 from autodist.kernels.shard.whole_copies import WholeCopies
 from autodist.sharding import Mesh
@@ -63,9 +64,18 @@ class ShardTensors(Kernel[PlacedStep, PlacedStep]):
         rules = Rules(step)
         if step.annotations is not None:
             require_lengths(step.annotations.constraints, mesh, rules)
-        shardings = Shardings(step, mesh, rules)
-        shardings.propagate()
+        shardings = _propagated(step, mesh, rules)
+        arithmetic = split_softmaxes(step, rules, shardings)
+        if arithmetic is not step:
+            step, rules = arithmetic, Rules(arithmetic)
+            shardings = _propagated(step, mesh, rules)
         return _Partition(step, mesh, rules, shardings).run()
+
+
+def _propagated(step: PlacedStep, mesh: Mesh, rules: Rules) -> Shardings:
+    shardings = Shardings(step, mesh, rules)
+    shardings.propagate()
+    return shardings
 
 
 class _Partition:
