@@ -46,7 +46,7 @@ EXCEPTIONS = {
     ): "the variable and the value are divided alike",
     (
         "graph/node_rules.py",
-        frozenset({"Fill", "GatherV2", "IdentityN", "Reshape"}),
+        frozenset({"Fill", "GatherV2", "IdentityN", "Reshape", "Squeeze"}),
     ): "rules that need shapes or divided rows",
     ("graph/static_shapes.py", frozenset({"GatherV2", "StridedSlice"})): "what gradients compute shapes with",
     (
@@ -55,6 +55,18 @@ EXCEPTIONS = {
     ): "moves, through which a largest or smallest value may pass before it is complete",
     ("shard/partials.py", frozenset({"Any", "LogicalOr", "Max", "Maximum"})): "the ops that a maximum completes",
     ("shard/partials.py", frozenset({"All", "LogicalAnd", "Min", "Minimum"})): "the ops that a minimum completes",
+    ("shard/part_shapes.py", frozenset({"MatrixDiagV2", "MatrixDiagV3"})): "TensorFlow checks a shape of theirs",
+    (
+        "shard/softmaxes.py",
+        frozenset(
+            {
+                "Softmax",
+                "LogSoftmax",
+                "SoftmaxCrossEntropyWithLogits",
+                "SparseSoftmaxCrossEntropyWithLogits",
+            }
+        ),
+    ): "what the kernel rewrites, each into other arithmetic",
     ("rows/gather_rows.py", frozenset({"GatherV2", "Shape"})): "what the kernel rewrites, each into another op",
 }
 """By file and ops: lists of ops that express no trait, and the reason for each."""
