@@ -32,7 +32,7 @@ def mesh_of_tensors(workers: int, data: str | None = None) -> dict[str, object]:
     With `data`, the other dimension of each kernel is divided along this axis.
     """
     columns, rows = ".*/(dense|dense_2)/kernel|kernel_0", ".*/(dense_1|dense_3)/kernel|kernel_1"
-    layouts = {columns: {"sharding": [data, "model"]}, rows: {"sharding": ["model", data]}}
+    layouts: dict[str, object] = {columns: {"sharding": [data, "model"]}, rows: {"sharding": ["model", data]}}
     layouts[".*/(dense_1|dense_3)/bias|kernel_2"] = {"slots": "data"}
     strategy = {"builder": "Mesh", "mesh": {"data": 2, "model": -1}, "variables": layouts, "compare_every": 1}
     nodes = [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": workers}]
