@@ -133,7 +133,8 @@ def test_other_values_are_held(case: str, saved: Any, tmp_path: Path) -> None:
         tf.function(lambda: model.layers[0].load_own_variables({"0": expected[0]}))()
     else:
         model.load_weights(path)
-    assert count_deferred(model) == 0
+    first = model.layers[0].variables[0].value  # the initial values of other layers may be deferred
+    assert deferred(first) is None if case == "graph" else count_deferred(model) == 0
     assert_equal(values(model)[:1], expected[:1])
 
 
