@@ -229,8 +229,7 @@ class Mesh(StrategyBuilder):
             OptionError: the sizes do not fit.
         """
         places = len(_places(resource_spec))
-        known = MeshOfPlaces(tuple(Axis(name, size) for name, size in self.mesh.items() if size > 0)).size
-        sizes = {name: places // known if size == -1 else size for name, size in self.mesh.items()}
+        sizes = {name: places // self._known_size if size == -1 else size for name, size in self.mesh.items()}
         mesh = MeshOfPlaces(tuple(Axis(name, size) for name, size in sizes.items()))
         if mesh.size != places or 0 in sizes.values():
             raise OptionError(
@@ -248,7 +247,7 @@ class Mesh(StrategyBuilder):
         Args:
             devices: the number of devices of each machine.
         """
-        row, may_grow = math.prod(size for size in self.mesh.values() if size > 0), -1 in self.mesh.values()
+        row, may_grow = self._known_size, -1 in self.mesh.values()
         totals = [0, *accumulate(devices)]
         fitting = (k for k, total in enumerate(totals) if total == row or (total and may_grow and total % row == 0))
         return max(fitting, default=0)
@@ -345,6 +344,11 @@ class Mesh(StrategyBuilder):
         wrong = next((number for number in numbers if number is not None and number < 0), None)
         if wrong is not None:
             raise StrategyError(f"the priority of {pattern!r} has the number {wrong}; numbers begin with 0.")
+
+    @property
+    def _known_size(self) -> int:
+        """The number of places, without an axis of size -1."""
+        return math.prod(size for size in self.mesh.values() if size > 0)
 
     @property
     def _data_axes(self) -> list[str]:

@@ -138,13 +138,13 @@ def _of_tensors(section: StrategySection) -> dict[str, Any]:
     if not isinstance(given, dict):
         return {} if given is None else {"tensors": given}
     for pattern, settings in given.items():
-        if not isinstance(settings, dict) or settings.keys() != {"sharding"}:
+        if not isinstance(settings, dict) or settings.keys() != {SHARDING}:
             raise StrategyError(
                 f"The pattern {pattern!r} under `tensors` has {settings!r}. Write {{sharding: […]}} with the axis "
                 "of the mesh for each dimension.",
                 section.place("tensors", pattern),
             )
-    return {"tensors": {pattern: settings["sharding"] for pattern, settings in given.items()}}
+    return {"tensors": {pattern: settings[SHARDING] for pattern, settings in given.items()}}
 
 
 def _override(override: VariableOverride, section: StrategySection) -> Override:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.names import node_of
+from autodist.graph.editor import NodeDef
+from autodist.graph.names import node_of, tensor
 from autodist.graph.step import CapturedStep
+from autodist.graph.step_editor import StepEditor
 from autodist.sharding import Annotations, Constraint
 
 
@@ -24,3 +26,21 @@ def sharding_of(annotations: Annotations, tensor: str) -> Constraint | None:
     """Returns the requested sharding of a tensor; None if it has none of its own. That of its edge does not count."""
     constraint = annotations.constraints.get(node_of(tensor)) if tensor.endswith(":0") else None
     return constraint or annotations.tensors.get(tensor)
+
+
+def put_identity(editor: StepEditor[CapturedStep], name: str, node: str) -> None:
+    """Puts an Identity, on which a constraint may stand, between a tensor and the nodes that read it.
+
+    Args:
+        editor: of the step.
+        name: of the tensor.
+        node: the name of the Identity.
+    """
+    spec = editor.spec(name)
+    made = NodeDef(name=node, op="Identity")
+    made.attr["T"].type = spec.dtype.as_datatype_enum
+    readers = sorted(editor.consumers(node_of(name)))
+    editor.add(made)
+    editor.rewire(name, tensor(node), readers)
+    editor.set_inputs(node, [name])
+    editor.note({tensor(node): spec})

@@ -10,11 +10,11 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.editor import NodeDef
 from autodist.graph.names import tensor
 from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.shard.annotated import put_identity
 from autodist.proto import strategy_pb2
 from autodist.sharding import Annotations, Constraint, Origin, Sharding
 
@@ -38,7 +38,10 @@ class ConstrainTensors(Kernel[CapturedStep, CapturedStep]):
         if not found:
             return step
         editor = StepEditor(step)
-        constraints = {_constrained(editor, step, name): one for name, one in found.items()}
+        for name in found:
+            put_identity(editor, tensor(name), name + SUFFIX)
+            editor[name + SUFFIX].device = editor[name].device
+        constraints = {name + SUFFIX: one for name, one in found.items()}
         given = step.annotations or Annotations({})
         return editor.to_step(annotations=replace(given, constraints={**given.constraints, **constraints}))
 
@@ -73,16 +76,3 @@ def _can_be_divided(step: CapturedStep, name: str) -> bool:
     except KeyError:  # it has no result
         return False
     return dtype not in (tf.resource, tf.variant)
-
-
-def _constrained(editor: StepEditor[CapturedStep], step: CapturedStep, name: str) -> str:
-    """Adds an Identity between a node and its readers; returns its name."""
-    spec = step.spec_of(tensor(name))
-    made = NodeDef(name=name + SUFFIX, op="Identity", device=editor[name].device)
-    made.attr["T"].type = spec.dtype.as_datatype_enum
-    readers = sorted(editor.consumers(name))
-    editor.add(made)
-    editor.rewire(tensor(name), tensor(made.name), readers)
-    editor.set_inputs(made.name, [tensor(name)])
-    editor.note({tensor(made.name): spec})
-    return made.name

@@ -10,14 +10,13 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of, tensor
 from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.slots import find_slots
 from autodist.kernels.shard.add_data_flow_edges import opened
-from autodist.kernels.shard.annotated import annotated, sharding_of
+from autodist.kernels.shard.annotated import annotated, put_identity, sharding_of
 from autodist.logs.formatting import listed
 from autodist.sharding import Annotations, Constraint, Sharding, ShardingGroup
 
@@ -190,16 +189,10 @@ class _Uniting:
 
     def _constrain(self, name: str, one: Constraint) -> str:
         """Adds a constraint between a tensor and its readers; returns its result."""
-        spec = self._step.spec_of(name)
-        made = NodeDef(name=f"autodist/unite_groups/{name.replace(':', '_')}", op="Identity")
-        made.attr["T"].type = spec.dtype.as_datatype_enum
-        readers = sorted(self._editor.consumers(node_of(name)))
-        self._editor.add(made)
-        self._editor.rewire(name, tensor(made.name), readers)
-        self._editor.set_inputs(made.name, [name])
-        self._editor.note({tensor(made.name): spec})
-        self._constraints[made.name] = one
-        return tensor(made.name)
+        node = f"autodist/unite_groups/{name.replace(':', '_')}"
+        put_identity(self._editor, name, node)
+        self._constraints[node] = one
+        return tensor(node)
 
     def to_step(self, groups: Mapping[int, ShardingGroup]) -> CapturedStep:
         """Returns the step with its groups."""

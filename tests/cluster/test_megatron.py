@@ -55,10 +55,6 @@ with tf.Graph().as_default(), ad.scope():
     with Training(tmp_path, "import keras\n" + functions + trained, CLUSTER) as run:
         assert run.wait(120) == 0, run.stderr
         run.assert_gone()
-        for worker in range(2):
-            kept = run.kept(worker)
-            assert kept.keys() == expected.keys()
-            for key, value in expected.items():
-                np.testing.assert_allclose(kept[key], value, rtol=1e-9, atol=1e-12, err_msg=key)
+        run.assert_kept(2, expected)
     for text in ("mesh {model: 2}", "Megatron: columns", "Megatron: rows", "Megatron: vocabulary"):
         assert text in run.stderr, text

@@ -114,10 +114,6 @@ with tf.Graph().as_default(), ad.scope():
     with Training(tmp_path, "import keras\n" + functions + trained, CLUSTER) as run:
         assert run.wait(400) == 0, run.stderr
         run.assert_gone()
-        for worker in range(4):
-            kept = run.kept(worker)
-            assert kept.keys() == expected.keys()
-            for key, value in expected.items():
-                np.testing.assert_allclose(kept[key], value, rtol=1e-9, atol=1e-12, err_msg=key)
+        run.assert_kept(4, expected)
     assert "mesh {stage: 2, data: 1, model: 2}" in run.stderr
     assert "all_reduce of stage 1" in run.stderr
