@@ -1,4 +1,4 @@
-"""Reads of variables that other workers hold: their values are gathered if there is room for them."""
+"""Reads by the script: the values that they bring up to date, gathered from other workers if there is room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from autodist.errors import StrategyError
 from autodist.logs.formatting import readable_bytes
 from autodist.runtime.deferred_values import deferred
-from autodist.runtime.variables import TrackedVariable
+from autodist.runtime.variable_slices import in_groups
+from autodist.runtime.variables import LARGE, TrackedVariable
 
 log = logging.getLogger("autodist")
 
@@ -20,7 +21,7 @@ _SHARE = 2
 
 
 class GatheredReads:
-    """Chooses what a read by the script gathers.
+    """Chooses the variables whose values a read by the script brings up to date.
 
     Args:
         worker: index of this worker.
@@ -31,16 +32,20 @@ class GatheredReads:
     def __init__(self, worker: int, variables: Iterable[TrackedVariable], memory: Callable[[], int]) -> None:
         self._worker, self._variables, self._memory = worker, variables, memory
 
-    def of(self, behind: Sequence[TrackedVariable], read: TrackedVariable | None) -> Sequence[TrackedVariable]:
-        """Returns the variables whose values are brought up to date: all that are behind, if there is room.
+    def of(self, read: TrackedVariable | None) -> Sequence[TrackedVariable]:
+        """Returns the variables that are brought up to date together, so that not each read needs a transfer.
+
+        Of those that this worker holds, all small ones, or a group of large ones: `fit` reads a metric after each
+        epoch, for which the script needs no copy of the model. All that other workers hold, if there is room.
 
         Args:
-            behind: the variables that are behind.
-            read: the one that the script reads; None if it requests all.
+            read: the one that the script reads; None if it requests all. One that only steps of other workers may have
+                written is brought up to date alone.
 
         Raises:
             StrategyError: there is no room for the values that other workers hold.
         """
+        behind = self._behind(read)
         size = self._elsewhere(behind)
         if size < NOTED:
             return behind
@@ -61,6 +66,22 @@ class GatheredReads:
             "the values, use `ad.checkpoint`, which writes them part by part."
         )
 
+    def _behind(self, read: TrackedVariable | None) -> Sequence[TrackedVariable]:
+        if read is None:
+            return [t for t in self._variables if t.may_be_behind]
+        if not read.is_behind:
+            return [read]
+        behind = [t for t in self._variables if t.is_behind and self._is_here(t) == self._is_here(read)]
+        if not self._is_here(read):
+            return behind
+        if read.byte_size < LARGE:
+            return [t for t in behind if t.byte_size < LARGE]
+        large = [t for t in behind if t.byte_size >= LARGE]
+        return next(in_groups(large[large.index(read) :]))
+
     def _elsewhere(self, variables: Iterable[TrackedVariable]) -> int:
         """Returns the bytes of those variables that this worker does not hold whole."""
-        return sum(t.byte_size for t in variables if not t.holder.is_held_by(self._worker))
+        return sum(t.byte_size for t in variables if not self._is_here(t))
+
+    def _is_here(self, tracked: TrackedVariable) -> bool:
+        return tracked.holder.is_held_by(self._worker)

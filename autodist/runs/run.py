@@ -378,9 +378,7 @@ class Run:
         """Updates the script's variables to the session's values.
 
         Args:
-            read: the variable that is read. If this worker's steps have written it, all that they have written are
-                updated; only those that this worker holds, if it holds `read`. If only other workers' steps may have
-                written it, it alone is updated. None: all.
+            read: the variable that is read, brought up to date with others as `GatheredReads` says. None: all.
 
         Raises:
             StrategyError: there is no room for the values that other workers hold.
@@ -388,15 +386,7 @@ class Run:
         if self._graph_runners is not None:
             with self.step_lock:
                 self.flush()
-                if read is None:
-                    behind = [t for t in self.tracker if t.may_be_behind]
-                elif not read.is_behind:
-                    behind = [read]
-                else:
-                    all_behind = [t for t in self.tracker if t.is_behind]
-                    held = [t for t in all_behind if t.holder.is_held_by(self.index)]
-                    behind = held if read in held else all_behind
-                self.guard(self._variable_slices.pull, self._gathered_reads.of(behind, read))
+                self.guard(self._variable_slices.pull, self._gathered_reads.of(read))
 
     def layout(self, source: tf.Variable) -> HeldLayout:
         """Returns, for each dimension of a variable, the axis that divides it, several axes or None.

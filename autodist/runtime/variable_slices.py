@@ -118,13 +118,11 @@ class VariableSlices:
 
     def pull(self, variables: Sequence[TrackedVariable]) -> None:
         """Updates the script's variables to the session's values."""
-        if not variables:
-            return
-        for tracked, value in zip(
-            variables, self._graph_runner.session.run([self._read(t) for t in variables]), strict=True
-        ):
-            tracked.write(value)
-            tracked.is_behind = False
+        for some in in_groups(variables):
+            values = self._graph_runner.session.run([self._read(t) for t in some])
+            for tracked, value in zip(some, values, strict=True):
+                tracked.write(value)
+                tracked.is_behind = False
 
     def read(self, kept: StoredVariable, worker: int) -> np.ndarray:
         """Returns the value of a variable in one slice, as one of its holders has it."""

@@ -128,12 +128,12 @@ class TrackedVariable:
 class VariableTracker:
     """Detects reads and writes by Python of variables that steps use.
 
-    Reading a variable that is behind updates all variables first; writing one marks it, so that the next step uses the
-    new value. Uses of a handle that another object has stored are not observed: such a variable is updated after each
-    step, and its value compared before the next.
+    Reading a variable that is behind updates it first, with others; writing one marks it, so that the next step uses
+    the new value. Uses of a handle that another object has stored are not observed: such a variable is updated after
+    each step, and its value compared before the next.
 
     Args:
-        pull: updates variables that are behind: all, or those required for a read of the argument.
+        pull: updates variables that are behind: all, or at least the one that is read, the argument.
         workers: number of workers, which hold each variable at first.
     """
 
