@@ -10,7 +10,7 @@ from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import VariableGradient
 from autodist.graph.stages import Stages
-from autodist.graph.step import CapturedStep
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.walks import reach
 
 
@@ -33,6 +33,17 @@ def _find(step: CapturedStep) -> Stages:
         if len(kept) == len(gradients):
             return walk.result()
         gradients = kept
+
+
+def nodes_for(step: Step, roots: Collection[str]) -> dict[str, None]:
+    """Returns some nodes and those computed only for them, in reverse topological order."""
+    graph_index = step.graph_index
+    found: dict[str, None] = {}
+    for name in reversed(graph_index.order):
+        readers = [c for c in graph_index.consumers[name] if name in graph_index.data[c]]
+        if name in roots or (readers and all(reader in found for reader in readers)):
+            found[name] = None
+    return found
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from autodist.graph.find_stages import find_stages
+from autodist.graph.find_stages import find_stages, nodes_for
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
@@ -58,7 +58,7 @@ class ServedVariables:
             gradients = {t: g.variable for g in stages.gradients for t in g.tensors}
         self._gradient_of = {t: step.by_name[variable].handle for t, variable in gradients.items()}
         self._read = self._read_by_updates(sorted(stages.once, key=stages.order.__getitem__, reverse=True))
-        self._read_early = self._read_by_updates(self._of_updates()) if follows_early_reads else {}
+        self._read_early = self._read_by_updates(nodes_for(step, stages.once)) if follows_early_reads else {}
 
     def of(self, handle: str) -> Handles:
         """Returns the handles of the known variables whose updates read a variable, else of those it is made from."""
@@ -93,16 +93,6 @@ class ServedVariables:
                     source = node_of(i)
                     leads[source] = leads.get(source, frozenset()) | reached
         return serves
-
-    def _of_updates(self) -> list[str]:
-        """Returns the nodes that run once and those computed only for them, in reverse topological order."""
-        graph_index = self._step.graph_index
-        found: dict[str, None] = {}
-        for name in reversed(graph_index.order):
-            readers = [c for c in graph_index.consumers[name] if name in graph_index.data[c]]
-            if name in self._stages.once or (readers and all(reader in found for reader in readers)):
-                found[name] = None
-        return list(found)
 
     def _made_from(self, handle: str) -> Handles:
         """Returns the known variables whose values or gradients the writes of a variable depend on."""

@@ -11,13 +11,15 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
-from autodist.graph.find_stages import find_stages
+from autodist.graph.find_stages import find_stages, nodes_for
 from autodist.graph.flows import flows_of
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable, VariableGradient
+from autodist.graph.stages import Stages
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.partition import rows
 from autodist.kernels.place.partition.access import access
@@ -95,12 +97,13 @@ def partition(step: PlacedStep, label: str = "partition") -> Partitioned:
     """Partitions a step's variables according to their holders; `label` is that of new nodes."""
     flows = step.flows or flows_of(step)  # propagation does not follow routed rows
     stages = find_stages(step)
+    updating = _find_updates(step, stages)
     work = Work(step, StepEditor(step), stages.effects, label)
     _make_handles(work)
     gradients = cut_gradients(work, stages.gradients, stages.once)
     for name in sorted(stages.order, key=stages.order.__getitem__):
         node = work.editor[name]
-        if not access(work, node) and name in stages.once and node.op in RULES:
+        if not access(work, node) and name in updating and node.op in RULES:
             RULES[node.op](work, node)
     work.finish()
     variables = _variables(work)
@@ -110,6 +113,19 @@ def partition(step: PlacedStep, label: str = "partition") -> Partitioned:
         gradients=gradients, variables=variables, flows=CutFlows(flows, work), parts={**step.parts, **_parts(work)}
     )
     return Partitioned(made, log_lines, dict(work.written_whole))
+
+
+def _find_updates(step: PlacedStep, stages: Stages) -> set[str]:
+    """Returns the nodes of the updates, those included that depend on no gradient.
+
+    momentum · m - rate · g → m     the first product          v - rate · decay · v → v     all nodes
+    """
+    batch = [node_of(name) for name, axis in step.inputs.items() if axis is not None]
+    of_batch = reach(batch, step.graph_index.consumers.__getitem__)
+    gradients = [node_of(name) for gradient in stages.gradients for name in gradient.tensors]
+    compute = reach(gradients, step.graph_index.data.__getitem__)
+    roots = stages.once.union(write for write in stages.state_writes if write not in of_batch)
+    return nodes_for(step, roots).keys() - compute
 
 
 def _require_synchronous(written_whole: Mapping[str, str], plan: Plan) -> None:

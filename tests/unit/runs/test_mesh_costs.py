@@ -52,12 +52,13 @@ SIGNALS = 2
 """Bytes that tell the others of a row that a place has begun a step, and that it has written its parts."""
 
 
-def assert_as_in_a_run(model, sizes, layouts, little=SIGNALS, devices=1):
+def assert_as_in_a_run(model, sizes, layouts, little=SIGNALS, devices=1, spared=0):
+    """Compares the bytes from worker to worker; a run spares those of layers that are not gathered again."""
     strategy = on_mesh(model.captured.step, sizes, layouts, devices=devices)
     costs, real = costs_of(model, strategy), sent_in_a_run(model, strategy)
     assert not any(sent.is_least for sent in costs.links.values())
     for link in costs.links.keys() | real.keys():
-        count = costs.links.get(link, PartialCount()).count
+        count = costs.links.get(link, PartialCount()).count - spared
         assert count <= real[link] <= count + little, (link, count, real[link])
 
 
@@ -89,7 +90,8 @@ def test_links_of_workers_with_two_places_carry_the_bytes_of_a_run(layouts):
 @pytest.mark.parametrize("sizes", [{"data": 2, "model": 2}, {"model": 2, "data": 2}], ids=str)
 def test_slices_of_workers_with_two_places_carry_the_bytes_of_a_run(sizes):
     layouts = {"w1": "[data, model]", "w2": "[model, data]"}
-    assert_as_in_a_run(perceptron(), sizes, layouts, 2 * LITTLE, devices=2)
+    slices = (6 * 8 + 8 * 4) * 8 // 2  # of the first and of the last layer
+    assert_as_in_a_run(perceptron(), sizes, layouts, 2 * LITTLE, devices=2, spared=slices)
 
 
 def test_places_of_one_worker_send_nothing():

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.find_stages import find_stages
+from autodist.graph.find_stages import find_stages, nodes_for
 from autodist.placement.partitioning import shard_name
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, train
@@ -156,12 +156,17 @@ def test_the_update_is_done_shard_by_shard(name, axis):
     )
 
 
-@pytest.mark.parametrize("name", ["clipped by global norm", "clipped by norm", "lamb"])
-def test_of_a_norm_numbers_travel_and_not_gradients(name):
+@pytest.mark.parametrize(
+    "name",
+    ["clipped by norm", "lamb", "nesterov", "adamw", "adadelta", "adamax", "ftrl", "rmsprop, centered", "lion"],
+)
+def test_numbers_travel_and_no_gradients_slots_or_parameters(name):
+    """Also for a product of a slot and a number, or for weight decay, which depend on no gradient."""
     captured = dense_step(name).captured
     step, _ = partitioned(captured.step, sharded_plan(captured.step, every_cut(captured.step)))
-    once = find_stages(step).once
-    assert not [node.name for node in step.graph_def.node if node.name in once and node.op == "ConcatV2"]
+    stages = find_stages(step)
+    updates = nodes_for(step, {*stages.once, *stages.writes})
+    assert not [node.name for node in step.graph_def.node if node.name in updates and node.op == "ConcatV2"]
 
 
 @pytest.mark.parametrize("name", IN_PART)
