@@ -51,7 +51,7 @@ def node(name: str, servers: list[strategy_pb2.ParameterServer | None]) -> strat
 SYNCHRONIZERS = st.lists(st.none() | SERVER, min_size=1, max_size=3)
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(
     nodes=st.fixed_dictionaries(dict.fromkeys(SIZES, SYNCHRONIZERS)),
     optimizer=st.sampled_from(["adam", "adamw", "average", "momentum", "sgd"]),

@@ -69,7 +69,7 @@ def check_queues(items):
     return ends
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 @given(
     choices=CHOICES,
     workers=st.integers(2, 3),

@@ -44,7 +44,7 @@ MOVED_AND_BACK: Program = (GRADIENT, WRITE, GRADIENT, WRITE)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_chained", [False, True], ids=["by variable", "chained"])
-@pytest.mark.parametrize(("length", "stride"), [(2, 1), (3, 4), (4, 12)])
+@pytest.mark.parametrize(("length", "stride"), [(2, 1), (3, 8), (4, 36)])
 def test_every_read_of_enumerated_programs_sees_its_version(length: int, stride: int, is_chained: bool):
     """All programs of two lines, and some of those of three and four lines, others for each way to order."""
     wrong = {}
@@ -56,7 +56,7 @@ def test_every_read_of_enumerated_programs_sees_its_version(length: int, stride:
     assert not wrong
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from([*LAYOUTS, *CACHED]))
 def test_every_read_sees_its_version(program: Program, is_chained: bool, layout: Layout):
     captured, _ = make(program, is_chained)
@@ -69,7 +69,7 @@ def test_every_read_sees_its_version_where_weights_move_between_two_gradients(la
     assert not unordered(captured, strategy_of(captured, layout))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from([*LAYOUTS, *CACHED]))
 def test_programs_equal_one_device(program: Program, is_chained: bool, layout: Layout):
     captured, step = make(program, is_chained)
@@ -82,7 +82,7 @@ def test_a_fetch_of_some_workers_reads_its_version_or_is_refused(length: int):
     """Workers of a session: all run the writes, and every other one fetches the read values."""
     wrong, told = {}, Counter[bool]()
     reading = [p for p in programs(length) if READ in p or Line("read", 1) in p]
-    for k, program in enumerate(reading[:: length - 1]):
+    for k, program in enumerate(reading[:: {2: 1, 3: 6}[length]]):
         steps = [make(program, bool(k % 2), fetches)[0] for fetches in (True, False)]
         layout = LAYOUTS[k % len(LAYOUTS)]
         strategy = strategy_of(steps[0], layout)

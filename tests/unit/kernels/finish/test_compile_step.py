@@ -352,7 +352,7 @@ def test_control_inputs_of_a_call_are_those_of_its_nodes(keras_in_float64):
         assert_same(session.train(given), one_device(captured, step, given))
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
 @given(program=programs(), shape=st.sampled_from([(1, 1), (1, 2), (2, 1)]))
 def test_random_programs_do_what_they_do_uncompiled(program, shape):
     step = make_program(program)
@@ -364,7 +364,7 @@ def test_random_programs_do_what_they_do_uncompiled(program, shape):
     assert_same(Session(captured, strategy).train(given_batches), wanted, rtol=1e-10)
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow])
 @given(
     choices=CHOICES,
     shape=st.sampled_from([(1, 2), (2, 1), (2, 2), (3, 1)]),

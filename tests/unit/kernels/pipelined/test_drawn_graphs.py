@@ -137,7 +137,7 @@ def test_a_step_ends_as_on_one_device_or_is_refused(data, model, rows):
     assert_same(found, one_device(captured, step, batches), rtol=1e-9)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), model=models())
 def test_no_worker_waits_for_ever_or_the_step_is_refused(data, model):
     captured = capture(model.made(), *batch(2), is_global=True)

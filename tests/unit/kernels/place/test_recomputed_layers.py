@@ -16,7 +16,7 @@ from tests.unit.kernels.pipelined.test_recompute import bits
 from tests.unit.kernels.place.test_gather_layers import machines, planned
 from tests.unit.kernels.replicate import test_recompute_blocks
 
-LAYERS = 9
+LAYERS = 6
 WIDTH = 5
 
 
@@ -49,7 +49,7 @@ def with_blocks(strategy, step, choice=True):
     return strategy
 
 
-@pytest.mark.parametrize(("length", "workers", "replicas", "prefetch"), [(1, 3, 1, 0), (2, 2, 2, 1), (9, 2, 1, 0)])
+@pytest.mark.parametrize(("length", "workers", "replicas", "prefetch"), [(1, 3, 1, 0), (2, 2, 2, 1), (6, 2, 1, 0)])
 def test_training_is_that_of_one_device_and_no_bit_changes(length, workers, replicas, prefetch):
     captured, batches, alone = deep(length)
     spec, blocks = machines(workers, replicas), ["block_."]
@@ -61,11 +61,10 @@ def test_training_is_that_of_one_device_and_no_bit_changes(length, workers, repl
     assert bits(found) == bits(keeping.train(batches))
 
 
-@pytest.mark.parametrize(("name", "prefetch"), [("attention", 1), ("convolution", 0)])
-def test_models_of_keras_have_the_same_bits(name, prefetch):
-    function, batches = test_recompute_blocks.captured(name)
-    keeping = planned(function, machines(2), prefetch=prefetch)
-    again = with_blocks(planned(function, machines(2), prefetch=prefetch), function.step)
+def test_a_model_of_keras_has_the_same_bits():
+    function, batches = test_recompute_blocks.captured("attention")
+    keeping = planned(function, machines(2), prefetch=1)
+    again = with_blocks(planned(function, machines(2), prefetch=1), function.step)
     assert bits(Session(function, again).train(batches)) == bits(Session(function, keeping).train(batches))
 
 

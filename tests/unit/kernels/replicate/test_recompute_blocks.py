@@ -232,9 +232,7 @@ def ops(step, is_copy=False):
 LAYOUTS: list[tuple[str, int, int, Mapping[str, object]]] = [
     ("dense", 1, 1, {}),
     ("dense", 2, 2, {}),
-    ("attention", 1, 2, {}),
     ("attention", 2, 1, {"owners": True}),
-    ("convolution", 1, 1, {}),
     ("convolution", 2, 1, {}),
     ("recurrent", 1, 2, {}),
     ("reversible", 2, 1, {}),

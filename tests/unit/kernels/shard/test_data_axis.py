@@ -68,7 +68,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.usefixtures("keras_in_float64")
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["the norm of all gradients", "adafactor"])
 def test_a_transformer(name):
     model = transformer(OPTIMIZERS[name](), lengths=(4, 3, 1))
     assert_equal_on_mesh(model, {"data": 2, "model": 2}, model.layouts(BY_DATA_AND_MODEL), 1e-9)
@@ -95,9 +95,8 @@ def test_slots_alone(sizes, layouts, devices):
 
 
 @pytest.mark.usefixtures("keras_in_float64")
-@pytest.mark.parametrize("name", ["the norm of all gradients", "adafactor"])
-def test_the_slots_of_a_transformer(name):
-    model = transformer(OPTIMIZERS[name](), lengths=(4, 3, 1))
+def test_the_slots_of_a_transformer():
+    model = transformer(OPTIMIZERS["adafactor"](), lengths=(4, 3, 1))
     layouts = {k: v for k, v in BY_DATA_AND_MODEL.items() if "att" in k} | {"embed/embeddings": "[–, –]"}
     whole = {r"b\d_(up|down)/kernel": "[–, –]", r".*(gamma|beta)": "[–]", "embed/embeddings": "[–, –]"}
     slots = model.layouts(whole)

@@ -32,7 +32,7 @@ def test_a_block_is_summed_twice_forward_and_twice_backward():
 
 @pytest.mark.usefixtures("keras_in_float64")
 def test_a_transformer_equals_one_device():
-    model = transformer(keras.optimizers.Adam(1e-2, epsilon=1e-3), blocks=2, lengths=(4, 3, 1))
+    model = transformer(keras.optimizers.Adam(1e-2, epsilon=1e-3), lengths=(4, 3, 1))
     assert_equal_on_mesh(model, SIZES, layouts_of(model), 1e-9)
 
 

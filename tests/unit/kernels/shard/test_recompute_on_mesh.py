@@ -25,7 +25,7 @@ def planned(step, sizes, is_recomputed):
 
 def test_no_bit_is_another():
     function, batches = captured("attention")
-    sizes = {"data": 2, "model": 2}
+    sizes = {"model": 2}
     keeping, again = (
         Session(function, planned(function.step, sizes, is_recomputed)) for is_recomputed in (False, True)
     )
