@@ -187,6 +187,39 @@ class _DeletionWatcher:
         return object, ()  # a process that receives the exception ends on its own
 
 
+class _LossWatcher:
+    """An attribute of an exception that a signal raised: sends the signal again if TensorFlow or Keras drops it.
+
+    Their C++ code calls Python, for example to test for an attribute. It clears any exception that comes from there, or
+    replaces it by another one. So a Ctrl-C during the trace of a step could be lost. A script may catch the exception.
+
+    Args:
+        number: the signal.
+        frame: the frame that it interrupted.
+    """
+
+    def __init__(self, number: signal.Signals, frame: FrameType | None) -> None:
+        self._number, self._frame = number, frame
+
+    def __del__(self, getframe: Callable[[], FrameType] = sys._getframe) -> None:
+        dropping = getframe().f_back  # the frame whose call of C++ code, or whose `except`, has dropped the exception
+        if dropping is None or not _is_main_thread() or not _is_of_library(dropping):
+            return
+        frame = self._frame
+        while frame is not None and frame is not dropping:
+            frame = frame.f_back
+        if frame is not None:
+            _thread.start_new_thread(_resend, (self._number,))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object, ()  # a process that receives the exception ends on its own
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
+
+
+_LIBRARIES = frozenset({"keras", "tensorflow", "tf_keras"})
 _RESEND_DELAY = 0.05
 
 
@@ -197,6 +230,7 @@ def _marking_exceptions(number: signal.Signals, frame: FrameType | None) -> Iter
     except BaseException as error:
         if not _is_after_the_script(frame):
             error.__dict__[_SIGNAL_ATTRIBUTE] = number
+            error.__dict__["_dropped"] = _LossWatcher(number, frame)
         raise
 
 
