@@ -13,7 +13,7 @@ from tests.chaos.schedules import BAND, ENDINGS, EVERY, LOSSES, MOST_RESTARTS, S
 _SEVERAL = 480
 """A stop, a kill at the start, one while saving and a short cut, in one run."""
 
-_PLAYED = (_SEVERAL, *itertools.islice((seed for seed in itertools.count() if draw(seed).restarts <= 1), 19))
+_PLAYED = (_SEVERAL, *itertools.islice((seed for seed in itertools.count() if draw(seed).restarts <= 1), 14))
 """Most start again once at most: more faults in a run cost no less than in several, each takes a start."""
 
 
