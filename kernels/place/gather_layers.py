@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from autodist.graph.control_flow import find_maybe_dead
-from autodist.graph.find_stages import find_stages
+from autodist.graph.find_stages import find_stages, nodes_for
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import types_of_outputs
 from autodist.graph.ops import Trait, having
@@ -50,7 +50,8 @@ class GatherLayers(Kernel[PlacedStep, PlacedStep]):
 
         v → f → … → b(v) → update(v)    becomes    gate → v → f → …,  gate' → v' → b(v') → update(v)
 
-    Parameters of the nodes that `recompute-blocks` copies are read again as well, for the copies.
+    Parameters of the nodes that `recompute-blocks` copies are read again as well, for the copies. Slots are read once
+    the gradient is there.
 
     Tables that are looked up are not affected, nor are variables that a loop or a branch takes by their handles. If a
     step computes gradients several times, reads do not wait, and are not repeated.
@@ -118,6 +119,8 @@ class _Gathers:
                 if name is not None:
                     self._editor.add_control(name, gate)
                     self._editor[name].attr[GATHER].i = number
+        if self._is_simple:
+            self._read_slots_late()
         return self._editor.to_step()
 
     # -- analysis --------------------------------------------------------------------------------------------------
@@ -252,6 +255,31 @@ class _Gathers:
         return [
             name for name in map(node_of, tensors) if self._first_used.get(name, -1) >= unit and name in self._gates
         ]
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def _read_slots_late(self) -> None:
+        """Makes reads that updates alone need wait for a gradient that they are combined with.
+
+        A product such as `momentum * m` depends on no gradient. Without this, the step would compute all of them at its
+        start, and keep them until the gradients are there.
+        """
+        once, data = self._stages.once, self._graph_index.data
+        of = {node_of(t): node_of(t) for gradient in self._stages.gradients for t in gradient.tensors}
+        compute = reach(of, data.__getitem__)
+        early = nodes_for(self._step, once).keys() - once - compute
+        seen: set[str] = set()
+        for name in sorted(once, key=self._stages.order.__getitem__):
+            gradient = next((of[source] for source in data[name] if source in of), None)
+            found = reach(early.intersection(data[name]), lambda n: early.intersection(data[n])) - seen
+            seen |= found
+            if gradient is None:
+                continue
+            of[name] = gradient
+            for read in sorted(found, key=self._stages.order.__getitem__):
+                is_tensor = self._graph_index.nodes[read].op in _READS and self._step.spec_of(f"{read}:0").shape.rank
+                if is_tensor and gradient not in self._maybe_dead:
+                    self._editor.add_control(read, [gradient])
 
     # -- reads for the backward pass -------------------------------------------------------------------------------
 

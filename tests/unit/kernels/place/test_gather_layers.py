@@ -168,6 +168,42 @@ def test_a_layer_is_read_again_after_the_cotangent_has_left_the_one_after_it(pre
                 assert node_of(gradient.tensors[0]) in gate
 
 
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_slots_are_read_when_the_gradient_of_their_variable_is_there(has_norm):
+    """Else `momentum * m` of all layers would be computed at the start of the step."""
+    rng = np.random.default_rng(3)
+    kernels = [tf.Variable(rng.normal(size=(WIDTH, WIDTH)), name=f"layer_{k}/kernel") for k in range(3)]
+    momenta = [tf.Variable(tf.zeros_like(kernel), name=f"momentum_{k}") for k, kernel in enumerate(kernels)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for kernel in kernels:
+                x = tf.tanh(x @ kernel)
+            loss = tf.reduce_mean(tf.square(x))
+        gradients = tape.gradient(loss, kernels)
+        if has_norm:
+            gradients = tf.clip_by_global_norm(gradients, 0.1)[0]
+        for kernel, momentum, gradient in zip(kernels, momenta, gradients, strict=True):
+            momentum.assign(0.9 * momentum - 0.05 * gradient)
+            kernel.assign_add(momentum)
+        return loss
+
+    batch = rng.normal(size=(4, WIDTH))
+    captured = capture(step, batch)
+    expected = one_device(captured, step, [(batch,)] * 3)
+    assert_same(train(captured, planned(captured, machines(2)), [(batch,)] * 3), expected)
+    found = gathered(captured, 1)
+    gradient_of = {g.variable: node_of(g.tensors[0]) for g in found.gradients}
+    for k in range(3):
+        handle = found.by_name[f"momentum_{k}"].handle
+        [early] = [  # the other one reads what was written
+            node for node in found.graph_def.node
+            if node.op == "ReadVariableOp" and node.input[0] == handle
+            and not any("Assign" in found.graph_index.nodes[node_of(i)].op for i in node.input[1:])
+        ]  # fmt: skip
+        assert gradient_of[f"layer_{k}/kernel"] in map(node_of, early.input[1:])
+
+
 def test_nothing_that_is_read_in_the_forward_pass_is_kept_for_the_backward_pass():
     captured, _, _ = deep()
     step = gathered(captured, 1)
