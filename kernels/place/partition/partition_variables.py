@@ -120,10 +120,11 @@ def _find_updates(step: PlacedStep, stages: Stages) -> set[str]:
 
     momentum · m - rate · g → m     the first product          v - rate · decay · v → v     all nodes
     """
+    index = step.graph_index
     batch = [node_of(name) for name, axis in step.inputs.items() if axis is not None]
-    of_batch = reach(batch, step.graph_index.consumers.__getitem__)
+    of_batch = reach(batch, lambda name: (c for c in index.consumers[name] if name in index.data[c]))
     gradients = [node_of(name) for gradient in stages.gradients for name in gradient.tensors]
-    compute = reach(gradients, step.graph_index.data.__getitem__)
+    compute = reach(gradients, index.data.__getitem__)
     roots = stages.once.union(write for write in stages.state_writes if write not in of_batch)
     return nodes_for(step, roots).keys() - compute
 

@@ -204,6 +204,29 @@ def test_slots_are_read_when_the_gradient_of_their_variable_is_there(has_norm):
         assert gradient_of[f"layer_{k}/kernel"] in map(node_of, early.input[1:])
 
 
+def test_weight_decay_gathers_no_parameters():
+    """Its writes wait for the gathers, and so for the batch, but their values depend on parameters alone."""
+    rng = np.random.default_rng(3)
+    kernels = [tf.Variable(rng.normal(size=(WIDTH, WIDTH)), name=f"layer_{k}/kernel") for k in range(3)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for kernel in kernels:
+                x = tf.tanh(x @ kernel)
+            loss = tf.reduce_mean(tf.square(x))
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(0.01 * kernel)
+            kernel.assign_sub(0.05 * gradient)
+        return loss
+
+    batches = [(rng.normal(size=(4, WIDTH)),)] * 3
+    captured = capture(step, *batches[0])
+    strategy = planned(captured, machines(2))
+    assert_same(train(captured, strategy, batches), one_device(captured, step, batches))
+    made = rewrite(captured.step, Context(strategy, 0))
+    assert not [node.name for node in made.graph_def.node if "remote_reads" in node.name]
+
+
 def test_nothing_that_is_read_in_the_forward_pass_is_kept_for_the_backward_pass():
     captured, _, _ = deep()
     step = gathered(captured, 1)
