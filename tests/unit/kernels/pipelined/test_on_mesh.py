@@ -70,7 +70,7 @@ def test_a_transformer_whose_micro_batches_call_functions_and_recompute():
     stage_of = {
         g.variable: int(g.variable.startswith(("b0_ln2", "b0_up", "b0_down", "head"))) for g in step.gradients
     }  # fmt: skip
-    session = Session(model.captured, on_mesh(step, stage_of, SMALL, layouts, micro_batches=2, recompute=True))
+    session = Session(model.captured, on_mesh(step, stage_of, SMALL, layouts, micro_batches=4, recompute=True))
     assert faults_of(transfers_of([session.items])) == []
     assert any("PartitionedCall" in node.op for node in session.items[0].graph_def.node)
     assert_same(session.train(model.batches), one_device(model.captured, model.step, model.batches), rtol=1e-9)

@@ -16,7 +16,7 @@ from tests.unit.kernels.pipelined.test_recompute import bits
 from tests.unit.kernels.place.test_gather_layers import machines, planned
 from tests.unit.kernels.replicate import test_recompute_blocks
 
-LAYERS = 6
+LAYERS = 9
 WIDTH = 5
 
 
@@ -49,7 +49,7 @@ def with_blocks(strategy, step, choice=True):
     return strategy
 
 
-@pytest.mark.parametrize(("length", "workers", "replicas", "prefetch"), [(1, 3, 1, 0), (2, 2, 2, 1), (6, 2, 1, 0)])
+@pytest.mark.parametrize(("length", "workers", "replicas", "prefetch"), [(1, 3, 1, 0), (2, 2, 2, 1), (9, 2, 1, 0)])
 def test_training_is_that_of_one_device_and_no_bit_changes(length, workers, replicas, prefetch):
     captured, batches, alone = deep(length)
     spec, blocks = machines(workers, replicas), ["block_."]
