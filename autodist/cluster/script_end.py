@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -14,8 +15,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
 
-# Attribute of an exception raised by a signal: the signal, which is sent again if Python ignores the exception, as it
-# does in a finalizer. In exit handlers, `end_by` handles the signal.
+# Attribute of an exception raised by a signal: the signal, which is sent again if the exception is lost. Python ignores
+# it in a finalizer, and TensorFlow and Keras may drop it. In exit handlers, `end_by` handles the signal.
 _SIGNAL_ATTRIBUTE = "_autodist_comes_again"
 
 
@@ -141,11 +142,11 @@ class ScriptEnd:
         self._thread_hook(about)
 
     def _note_ignored(self, about: sys.UnraisableHookArgs, /) -> None:
-        number = getattr(about.exc_value, self._comes_again, None)
-        if number is None:
+        lost = getattr(about.exc_value, self._comes_again, None)
+        if lost is None:
             self._ignored_hook(about)
-        else:  # without `threading`, since the interrupted code may hold one of its locks
-            _thread.start_new_thread(_resend, (number,))
+        else:
+            lost.send()
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
         # `sys.exit` in another thread ends only the thread, and Python ignores it in an exit handler.
@@ -156,42 +157,42 @@ class ScriptEnd:
             if may_end_the_script:
                 self._exits += 1
                 self._exit_argument = status
-                error.__dict__["_goes"] = _DeletionWatcher(self._forget_exit, self._exits)
+                error.__dict__["_goes"] = _DeletionWatcher(functools.partial(self._forget_exit, self._exits))
             raise
 
-    def _forget_exit(self, number: int) -> None:
+    def _forget_exit(self, number: int, _: FrameType) -> None:
         """Forgets an exit's argument: its exception was deleted while the script runs, so the script has caught it."""
         if number == self._exits:
             self._exit_argument = None
 
 
 class _DeletionWatcher:
-    """An attribute of an exception of `sys.exit`, deleted with it: detects that the script has caught the exception.
+    """An attribute of an exception, deleted with it: detects that something has caught the exception.
 
     An uncaught exception is deleted after Python has left all code of the script.
 
     Args:
-        caught: called with `number` if the script has caught the exception.
-        number: number of the exit.
+        caught: called, while the script runs, with the frame that deletes the exception.
     """
 
-    def __init__(self, caught: Callable[[int], None], number: int) -> None:
-        self._caught, self._number = caught, number
+    def __init__(self, caught: Callable[[FrameType], None]) -> None:
+        self._caught = caught
 
     def __del__(self, getframe: Callable[[], FrameType] = sys._getframe) -> None:
         frame = getframe().f_back  # None if the globals of modules are None: no Python code calls any more
         if frame is not None and _is_main_thread() and not _is_after_the_script(frame):
-            self._caught(self._number)
+            self._caught(frame)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object, ()  # a process that receives the exception ends on its own
 
 
-class _LossWatcher:
-    """An attribute of an exception that a signal raised: sends the signal again if TensorFlow or Keras drops it.
+class _SignalAgain:
+    """A signal that is sent again, once, if the exception that it has raised is lost.
 
-    Their C++ code calls Python, for example to test for an attribute. It clears any exception that comes from there, or
-    replaces it by another one. So a Ctrl-C during the trace of a step could be lost. A script may catch the exception.
+    C++ code of TensorFlow and Keras calls Python, for example to test for an attribute. It clears any exception that
+    comes from there, or replaces it by another one, so a Ctrl-C during the trace of a step could be lost. A script may
+    catch the exception.
 
     Args:
         number: the signal.
@@ -200,19 +201,24 @@ class _LossWatcher:
 
     def __init__(self, number: signal.Signals, frame: FrameType | None) -> None:
         self._number, self._frame = number, frame
+        self._is_sent = False
 
-    def __del__(self, getframe: Callable[[], FrameType] = sys._getframe) -> None:
-        dropping = getframe().f_back  # the frame whose call of C++ code, or whose `except`, has dropped the exception
-        if dropping is None or not _is_main_thread() or not _is_of_library(dropping):
-            return
-        frame = self._frame
-        while frame is not None and frame is not dropping:
-            frame = frame.f_back
-        if frame is not None:
+    def send(self) -> None:
+        if not self._is_sent:
+            self._is_sent = True
+            # Without `threading`, since the interrupted code may hold one of its locks.
             _thread.start_new_thread(_resend, (self._number,))
 
+    def caught_in(self, catching: FrameType) -> None:
+        """Sends the signal if code of a library, within which it came, has dropped the exception."""
+        frame = self._frame
+        while frame is not None and frame is not catching:
+            frame = frame.f_back
+        if frame is not None and _is_of_library(catching):
+            self.send()
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return object, ()  # a process that receives the exception ends on its own
+        return _SignalAgain, (self._number, None)
 
 
 def _is_of_library(frame: FrameType) -> bool:
@@ -229,8 +235,9 @@ def _marking_exceptions(number: signal.Signals, frame: FrameType | None) -> Iter
         yield
     except BaseException as error:
         if not _is_after_the_script(frame):
-            error.__dict__[_SIGNAL_ATTRIBUTE] = number
-            error.__dict__["_dropped"] = _LossWatcher(number, frame)
+            again = _SignalAgain(number, frame)
+            error.__dict__[_SIGNAL_ATTRIBUTE] = again
+            error.__dict__["_goes"] = _DeletionWatcher(again.caught_in)
         raise
 
 

@@ -1,4 +1,4 @@
-"""A Ctrl-C whose exception TensorFlow or Keras drops comes again; one that the script catches does not."""
+"""A Ctrl-C whose exception TensorFlow or Keras drops comes again, once; one that the script catches does not."""
 
 from __future__ import annotations
 
@@ -17,17 +17,23 @@ class Interrupted:
     def __getattr__(self, name):
         signal.raise_signal(signal.SIGINT)
 
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
 scope = dict(globals(), __name__={module!r})
 exec('''
 def drop():
     {drop}
     time.sleep(1)
 ''', scope)
-try:
-    scope["drop"]()
-    print("went on")
-except KeyboardInterrupt:
-    print("interrupted")
+interrupts = 0
+for call in (scope["drop"], lambda: time.sleep(0.5)):
+    try:
+        call()
+    except KeyboardInterrupt:
+        interrupts += 1
+print(interrupts)
 """
 CLEARS = 'ctypes.pythonapi.PyObject_HasAttrString(ctypes.py_object(Interrupted()), b"shape")'
 CATCHES = """
@@ -38,11 +44,18 @@ CATCHES = """
 """
 
 
-@pytest.mark.parametrize("drop", [CLEARS, CATCHES], ids=["in C", "in Python"])
+LIBRARY, OWN = "tensorflow.python.framework.ops", "__main__"
+
+
 @pytest.mark.parametrize(
-    ("module", "printed"), [("tensorflow.python.framework.ops", "interrupted"), ("__main__", "went on")]
-)
-def test_an_interrupt_that_a_library_drops_comes_again(drop: str, module: str, printed: str) -> None:
+    ("drop", "module", "interrupts"),
+    [
+        (CLEARS, LIBRARY, 1), (CATCHES, LIBRARY, 1), ("Finalized()", LIBRARY, 1),
+        (CLEARS, OWN, 0), (CATCHES, OWN, 0), ("Finalized()", OWN, 1),
+    ],
+    ids=["in C", "in Python", "in a finalizer", "in C by the script", "by the script", "in a finalizer of the script"],
+)  # fmt: skip
+def test_an_interrupt_that_is_lost_comes_again_once(drop: str, module: str, interrupts: int) -> None:
     script = SCRIPT.format(module=module, drop=drop)
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (found.stdout.strip(), found.stderr) == (printed, "")
+    assert (found.stdout.strip(), found.stderr) == (str(interrupts), "")
