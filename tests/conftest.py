@@ -23,7 +23,7 @@ _leaves_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 gc.set_threshold(20_000, 10, 10)
 
 # How long an example takes says more of a busy machine than of the code. Before a change is taken, examples are those
-# of a fixed seed, where more of them find nothing new; elsewhere every run draws others. Few of them tell other
+# of a fixed seed, the same in every run, so fewer are enough; elsewhere every run draws others. Few of them tell other
 # versions of libraries apart (`--hypothesis-profile few`).
 _IS_FIXED = "CI" in os.environ
 hypothesis.settings.register_profile(

@@ -40,7 +40,7 @@ def nodes_for(step: Step, roots: Collection[str]) -> dict[str, None]:
     graph_index = step.graph_index
     found: dict[str, None] = {}
     for name in reversed(graph_index.order):
-        readers = [c for c in graph_index.consumers[name] if name in graph_index.data[c]]
+        readers = graph_index.readers(name)
         if name in roots or (readers and all(reader in found for reader in readers)):
             found[name] = None
     return found

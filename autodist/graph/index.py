@@ -82,6 +82,10 @@ class GraphIndex:
                 result[source].append(name)
         return result
 
+    def readers(self, name: str) -> list[str]:
+        """Returns the nodes that have data of a node as an input: `consumers` without those that only wait for it."""
+        return [consumer for consumer in self.consumers[name] if name in self.data[consumer]]
+
     @cached_property
     def order(self) -> list[str]:
         """Names of the nodes in topological order; the back edges of v1 loops are ignored.

@@ -100,8 +100,7 @@ class Linearity(GraphWalk[Grade]):
         """Returns the nodes that depend on some nodes by data."""
 
         def readers(name: str) -> list[str]:
-            data = self._index.data
-            return [c for c in self._index.consumers[name] if c not in self._left_out and name in data[c]]
+            return [reader for reader in self._index.readers(name) if reader not in self._left_out]
 
         return reach([reader for root in roots for reader in readers(root)], readers)
 

@@ -153,23 +153,22 @@ class _Paths:
         between = self._between(node_of(part), last)
         inner = between - {last}
         entering = {i for name in between for i in self._inputs(name) if node_of(i) not in between and i != part}
-        leads_elsewhere = any(not between.issuperset(self._readers(name)) for name in inner)
+        leads_elsewhere = any(not between.issuperset(self._step.graph_index.readers(name)) for name in inner)
         is_replicated = all(isinstance(self._flows.kind(i), Replicated) for i in entering)
         return (
             behind <= between
             and not leads_elsewhere
             and is_replicated
-            and between.issuperset(self._readers(node_of(part)))
+            and between.issuperset(self._step.graph_index.readers(node_of(part)))
         )
 
     def _between(self, first: str, last: str) -> set[str]:
         """Returns the nodes on data paths from one node to another, the latter included."""
-        after = reach(self._readers(first), lambda name: [] if name == last else self._readers(name))
+        after = reach(
+            self._step.graph_index.readers(first),
+            lambda name: [] if name == last else self._step.graph_index.readers(name),
+        )
         return reach([last], lambda name: [s for s in self._step.graph_index.data[name] if s in after])
-
-    def _readers(self, name: str) -> list[str]:
-        graph_index = self._step.graph_index
-        return [c for c in graph_index.consumers[name] if name in graph_index.data[c]]
 
     def _warn(self, gradient: VariableGradient, nonlinear: Sequence[str]) -> None:
         """Logs a warning if a function may be applied to partial sums."""

@@ -138,7 +138,7 @@ class StagePlacement:
         own = self._own_pipeline(name)
         if own is None and self.pipelines > 1 and not self._fed.isdisjoint(self.graph_index.data[name]):
             return FED
-        readers = (self.home.get(c) for c in self.graph_index.consumers[name] if name in self.graph_index.data[c])
+        readers = (self.home.get(reader) for reader in self.graph_index.readers(name))
         seats = [home for home in readers if isinstance(home, StageRank)]
         if not seats:
             return FED

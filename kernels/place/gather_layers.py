@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -236,16 +236,13 @@ class _Gathers:
         return [
             name for name, own in unit_of.items()
             if own == unit and name in self._gates
-            and any(unit_of.get(consumer, unit) != unit for consumer in self._data_consumers(name))
+            and any(unit_of.get(consumer, unit) != unit for consumer in self._graph_index.readers(name))
         ]  # fmt: skip
 
     @cached_property
     def _gates(self) -> set[str]:
         """The nodes that reads may wait for."""
         return {name for name in self._compute if name not in self._uses.derived and name not in self._maybe_dead}
-
-    def _data_consumers(self, name: str) -> Iterable[str]:
-        return (c for c in self._graph_index.consumers[name] if name in self._graph_index.data[c])
 
     def _gradients(self, unit: int) -> list[str]:
         """Returns the nodes of the gradients of a unit's parameters that need no parameters of earlier units."""

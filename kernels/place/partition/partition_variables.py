@@ -122,7 +122,7 @@ def _find_updates(step: PlacedStep, stages: Stages) -> set[str]:
     """
     index = step.graph_index
     batch = [node_of(name) for name, axis in step.inputs.items() if axis is not None]
-    of_batch = reach(batch, lambda name: (c for c in index.consumers[name] if name in index.data[c]))
+    of_batch = reach(batch, index.readers)
     gradients = [node_of(name) for gradient in stages.gradients for name in gradient.tensors]
     compute = reach(gradients, index.data.__getitem__)
     roots = stages.once.union(write for write in stages.state_writes if write not in of_batch)

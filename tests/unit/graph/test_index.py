@@ -17,6 +17,7 @@ def test_sources_data_and_consumers_are_told_apart():
     assert graph_index.sources == {"v": [], "a": [], "b": ["a", "a", "v"], "c": ["v", "b"]}
     assert graph_index.data == {"v": [], "a": [], "b": ["a", "a"], "c": ["v", "b"]}
     assert graph_index.consumers == {"v": ["b", "c"], "a": ["b"], "b": ["c"], "c": []}
+    assert {name: graph_index.readers(name) for name in "vab"} == {"v": ["c"], "a": ["b"], "b": ["c"]}
     assert [n.name for n in graph_index.of_op("Placeholder", "VarHandleOp")] == ["a", "v"]
     assert list(graph_index.effects) == ["c"] and graph_index.effects["c"].writes == {"v"}
 

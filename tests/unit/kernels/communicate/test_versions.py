@@ -77,12 +77,12 @@ def test_programs_equal_one_device(program: Program, is_chained: bool, layout: L
     assert_same(train(captured, strategy_of(captured, layout), batches), one_device(captured, step, batches))
 
 
-@pytest.mark.parametrize("length", [2, 3])
-def test_a_fetch_of_some_workers_reads_its_version_or_is_refused(length: int):
+@pytest.mark.parametrize(("length", "stride"), [(2, 1), (3, 6)])
+def test_a_fetch_of_some_workers_reads_its_version_or_is_refused(length: int, stride: int):
     """Workers of a session: all run the writes, and every other one fetches the read values."""
     wrong, told = {}, Counter[bool]()
     reading = [p for p in programs(length) if READ in p or Line("read", 1) in p]
-    for k, program in enumerate(reading[:: {2: 1, 3: 6}[length]]):
+    for k, program in enumerate(reading[::stride]):
         steps = [make(program, bool(k % 2), fetches)[0] for fetches in (True, False)]
         layout = LAYOUTS[k % len(LAYOUTS)]
         strategy = strategy_of(steps[0], layout)
