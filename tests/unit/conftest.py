@@ -28,9 +28,7 @@ from autodist.runtime import program
 Apply = Callable[[AnyKernel, Step, Context], Step]
 
 
-@pytest.fixture(autouse=True)
-def keras_as_it_was() -> Iterator[None]:
-    """Restores Keras's global state after a test, for the next one in the process."""
+def _restoring_keras() -> Iterator[None]:
     before, policy = keras.config.floatx(), global_state.get_global_attribute("dtype_policy")
     if policy is not None and policy.name == before:  # unchanged: Keras caches objects of the other
         policy = None
@@ -41,6 +39,18 @@ def keras_as_it_was() -> Iterator[None]:
     keras.config.set_floatx(before)
     global_state.set_global_attribute("dtype_policy", policy)
     keras.distribution.set_distribution(None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keras_as_before_the_file() -> Iterator[None]:
+    """Restores Keras's global state after a file, whose fixtures for all its tests may have changed it."""
+    yield from _restoring_keras()
+
+
+@pytest.fixture(autouse=True)
+def keras_as_it_was() -> Iterator[None]:
+    """Restores Keras's global state after a test, for the next one in the process."""
+    yield from _restoring_keras()
 
 
 @pytest.fixture(scope="session", autouse=True)
