@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Hundreds of processes import what tests are made of, those that tests start among them. So what is imported up to the
 # end of the collection is compiled once, also where Python is told to leave no files.
 _leaves_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
+# A job in the background of a shell ignores SIGINT, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The collector of garbage would go through what is imported again and again, while that grows and in every test.
 gc.set_threshold(20_000, 10, 10)
