@@ -67,6 +67,7 @@ from autodist.runs.restarts import earlier_starts, restart
 from autodist.runs.run import Run
 from autodist.runs.undistributed import UndistributedScript
 from autodist.runtime.dataset import DistributedDataset
+from autodist.runtime.heaps import pool_tensors
 from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import is_seeded_by_script, set_default_seed
 from autodist.runtime.threads import share_cores
@@ -142,6 +143,8 @@ class AutoDist:
         self._set_keras_devices(chosen)
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
+        if self._run.divides_variables:
+            pool_tensors()
         self._share_files()
         if self._run.workers > 1 and not is_seeded_by_script():  # with the script's seed the workers already agree
             seed_early_initializers(self._run.seed)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import pathlib
+import subprocess
+import sys
 import weakref
+
+import pytest
 
 from autodist.runtime import heaps
 from autodist.runtime.heaps import FreedBytes, collect_and_trim, trim_heaps
@@ -51,3 +55,34 @@ def test_heaps_are_trimmed_each_time_that_16_mib_have_been_freed(monkeypatch):
         freed.add(5 << 20)
         counts.append(len(trims))
     assert counts == [0, 0, 0, 1, 1, 1, 1, 2, 2]
+
+
+POOL = """
+import os
+import tensorflow as tf
+from autodist.runtime.heaps import has_pool, pool_tensors
+
+if {is_late}:
+    tf.zeros(())
+pool_tensors()
+kept = tf.zeros((1 << 20,))
+print(has_pool(), has_pool() and tf.config.experimental.get_memory_info("CPU:0")["current"] >= 4 << 20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_late", "environment", "has_pool"),
+    [(False, {}, True), (True, {}, False), (False, {"TF_CPU_ALLOCATOR_USE_BFC": "false"}, False)],
+    ids=["before the first operation", "after it", "against the script's own setting"],
+)
+def test_tensors_are_in_a_pool(
+    monkeypatch: pytest.MonkeyPatch, is_late: bool, environment: dict[str, str], has_pool: bool
+) -> None:
+    for name in heaps._POOL:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = subprocess.run(
+        [sys.executable, "-c", POOL.format(is_late=is_late)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert found.stdout.split() == [str(has_pool)] * 2
