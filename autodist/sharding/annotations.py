@@ -144,7 +144,6 @@ class Annotations:
         regions: the manual regions, by name.
         edges: the data-flow edges.
         barriers: Identity nodes through which no sharding propagates. Source: the propagation barrier of Shardy.
-        copies: maps each copy of a constant to the node that it copies; after propagation, equal copies are merged.
         whole: maps tensors that stay whole since no sharding propagates to them, such as lists of tensors, to the
             reason.
         missing: annotations of variables and nodes that the step does not have.
@@ -159,7 +158,6 @@ class Annotations:
     regions: Mapping[str, ManualRegion] = field(default_factory=dict)
     edges: tuple[DataFlowEdge, ...] = ()
     barriers: frozenset[str] = frozenset()
-    copies: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, Constraint] = field(default_factory=dict)
 

@@ -28,7 +28,6 @@ def lines_of(annotations: Annotations) -> Iterator[str]:
         shown = _text(edge.constraint) if edge.constraint else ""
         yield " ".join(filter(None, (f"edge {edge.owner}:", *ends, shown)))
     yield from (f"barrier {name}" for name in sorted(annotations.barriers))
-    yield from (f"copy {name} of {original}" for name, original in annotations.copies.items())
     yield from (f"whole {name}: {reason}" for name, reason in annotations.whole.items())
     yield from (f"missing {name}: {_text(one)}" for name, one in annotations.missing.items())
 

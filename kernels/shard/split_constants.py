@@ -24,8 +24,8 @@ class SplitConstants(Kernel[CapturedStep, CapturedStep]):
     """Copies constants, with all that leads to them, for each operand of each reader that is not constant itself.
 
     Otherwise a sharding would propagate from one reader of a constant to another one. Source: the splitting of
-    constants and scalars in Shardy. The first reader and the step itself keep the original nodes. `merge_constants`
-    merges copies that propagation has sharded alike.
+    constants and scalars in Shardy. The first reader and the step itself keep the original nodes. Copies that
+    propagation has sharded alike are merged by TensorFlow, which computes equal nodes once.
 
         AddV2(x, c), MatMul(c, w)    becomes    AddV2(x, c), MatMul(copy of c, w)
 
@@ -155,7 +155,6 @@ class _Split:
                 for number, group in given.groups.items()
             },
             barriers=given.barriers | self._barriers,
-            copies={**given.copies, **copies},
         )
         if copies:
             return self._editor.to_step(annotations=made)

@@ -103,9 +103,6 @@ def _with(made: Annotations, word: str, rest: str) -> Annotations:
             return replace(made, edges=(*made.edges, _edge(rest, origin)))
         case "barrier":
             return replace(made, barriers=made.barriers | {rest})
-        case "copy":
-            name, _, original = rest.partition(" of ")
-            return replace(made, copies={**made.copies, name: original})
         case _:
             name, _, reason = rest.partition(": ")
             return replace(made, whole={**made.whole, name: reason})

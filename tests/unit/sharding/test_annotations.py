@@ -25,7 +25,6 @@ LINES = [
     "edge while:1: x:0, body@y:0 → while:1, body@x:0",
     "edge v: → v_read:0",
     "barrier e",
-    "copy k_1 of k",
     "whole while:3: a list of tensors",
     "missing z: [a] (cluster.yml:6)",
 ]

@@ -1,16 +1,12 @@
-"""SplitConstants: each operand of each reader has a constant of its own; merge_constants takes equal ones back."""
+"""SplitConstants: each operand of each reader has a constant of its own."""
 
 from __future__ import annotations
 
 import textwrap
 
-import pytest
-
-from autodist.kernels.shard.merge_constants import merge_constants
 from autodist.kernels.shard.split_constants import SplitConstants
-from autodist.sharding import Sharding
-from tests.unit.kernels.rewrites import cases, lines_of_step
-from tests.unit.kernels.shard.imports import assert_imports, imported
+from tests.unit.kernels.rewrites import cases
+from tests.unit.kernels.shard.imports import assert_imports
 
 ANNOTATED = ("k = VarHandleOp(shape=[2, 2])", "mesh mesh = {a: 2, b: 2}", "variable k: [–, b]")
 
@@ -25,7 +21,6 @@ ANNOTATED = ("k = VarHandleOp(shape=[2, 2])", "mesh mesh = {a: 2, b: 2}", "varia
             - z = MatMul(c, w)
             + z = MatMul(autodist/split_constants/z/0/c, w)
             + autodist/split_constants/z/0/c = [[1.0, 2.0], [3.0, 4.0]]
-            + copy autodist/split_constants/z/0/c of c
         """,
         "two operands of one reader have two constants": """
               x = Placeholder(shape=[2, 2])
@@ -34,7 +29,6 @@ ANNOTATED = ("k = VarHandleOp(shape=[2, 2])", "mesh mesh = {a: 2, b: 2}", "varia
               z = AddV2(y, x)
             + y = MatMul(c, autodist/split_constants/y/1/c, ^x)
             + autodist/split_constants/y/1/c = [[1.0, 2.0], [3.0, 4.0]]
-            + copy autodist/split_constants/y/1/c of c
         """,
         "all that leads to a constant is copied, and shared within the copy": """
               w = Placeholder(shape=[4, 4])
@@ -53,10 +47,6 @@ ANNOTATED = ("k = VarHandleOp(shape=[2, 2])", "mesh mesh = {a: 2, b: 2}", "varia
             + autodist/split_constants/p/0/r = Range(start, limit, delta)
             + autodist/split_constants/p/0/s = AddV2(autodist/split_constants/p/0/r, autodist/split_constants/p/0/r)
             + autodist/split_constants/p/0/q = Maximum(autodist/split_constants/p/0/s, autodist/split_constants/p/0/two)
-            + copy autodist/split_constants/p/0/two of two
-            + copy autodist/split_constants/p/0/r of r
-            + copy autodist/split_constants/p/0/s of s
-            + copy autodist/split_constants/p/0/q of q
               return q:0
         """,
         "a broadcast of a computed scalar is copied, the scalar is not": """
@@ -70,8 +60,6 @@ ANNOTATED = ("k = VarHandleOp(shape=[2, 2])", "mesh mesh = {a: 2, b: 2}", "varia
             + a = Abs(autodist/split_constants/a/0/f)
             + autodist/split_constants/a/0/dims = [2, 64]
             + autodist/split_constants/a/0/f = Fill(autodist/split_constants/a/0/dims, s)
-            + copy autodist/split_constants/a/0/dims of dims
-            + copy autodist/split_constants/a/0/f of f
         """,
         "readers that are constant themselves share their operand": """
             c = [1.0, 2.0]
@@ -88,7 +76,6 @@ ANNOTATED = ("k = VarHandleOp(shape=[2, 2])", "mesh mesh = {a: 2, b: 2}", "varia
               y = AddV2(x, n)
               z = AddV2(x, a)
             + autodist/split_constants/z/1/c = [1.0, 2.0]
-            + copy autodist/split_constants/z/1/c of c
         """,
         "a draw, a fed constant and a scalar are not copied": """
             x = Placeholder(shape=[2])
@@ -109,7 +96,6 @@ ANNOTATED = ("k = VarHandleOp(shape=[2, 2])", "mesh mesh = {a: 2, b: 2}", "varia
             - z = Mul(x, c)
             + z = Mul(x, autodist/split_constants/z/1/c)
             + autodist/split_constants/z/1/c = [1.0, 2.0]
-            + copy autodist/split_constants/z/1/c of c
             - group 0: x:0, c:0
             + group 0: x:0, c:0, autodist/split_constants/z/1/c:0
         """,
@@ -122,7 +108,6 @@ ANNOTATED = ("k = VarHandleOp(shape=[2, 2])", "mesh mesh = {a: 2, b: 2}", "varia
             + z = Mul(i, autodist/split_constants/z/1/c)
               o = Identity(z)
             + autodist/split_constants/z/1/c = [1.0, 2.0]
-            + copy autodist/split_constants/z/1/c of c
               region f over a
               input i of f: [a]
               output o of f: [a]
@@ -147,8 +132,6 @@ def test_a_large_constant_is_read_through_barriers():
         + autodist/split_constants/z/1/c = Identity(c)
         + barrier autodist/split_constants/y/1/c
         + barrier autodist/split_constants/z/1/c
-        + copy autodist/split_constants/y/1/c of c
-        + copy autodist/split_constants/z/1/c of c
     """
     assert_imports(SplitConstants(max_bytes=4), _annotated(text))
 
@@ -161,43 +144,6 @@ def test_a_large_constant_with_one_reader_is_left_alone():
 
 def test_without_annotations_nothing_is_split():
     assert_imports(SplitConstants(), "c = [1.0, 2.0]\nx = Placeholder(shape=[2])\ny = AddV2(x, c)\nz = Mul(x, c)")
-
-
-CHAIN = """
-  x = Placeholder(shape=[2])
-  c = [1.0, 2.0]
-  n = Neg(c)
-  y = AddV2(x, n)
-  z = Mul(x, n)
-  u = Sub(x, n)
-"""
-
-
-@pytest.mark.parametrize(
-    "cut, kept",
-    [
-        ([], []),
-        (["autodist/split_constants/z/1/n:0"], ["autodist/split_constants/z/1/n"]),
-        (["autodist/split_constants/z/1/n:0", "autodist/split_constants/u/1/n:0"], ["autodist/split_constants/z/1/n"]),
-        (["autodist/split_constants/z/1/c:0"], ["autodist/split_constants/z/1/c", "autodist/split_constants/z/1/n"]),
-        (["n:0"], ["autodist/split_constants/z/1/n"]),
-    ],
-)
-def test_copies_that_came_out_alike_are_merged(cut, kept):
-    split = imported(SplitConstants(), _annotated(CHAIN))
-    merged = merge_constants(split, lambda name: Sharding.parse("[b]") if name in cut else None)
-    assert sorted(merged.annotations.copies) == kept
-    assert [name for name in merged.graph_index.nodes if name.startswith("autodist/")] == kept
-    readers = {name: merged.graph_index.nodes[name].input[1] for name in "yzu"}
-    of = [name for name in kept if name.endswith("/n")] or ["n"]
-    assert readers["y"] == "n" and readers["z"] == of[0] and readers["u"] in ("n", *of)
-    assert merge_constants(merged, lambda name: Sharding.parse("[b]") if name in cut else None) is merged
-
-
-def test_merging_after_splitting_gives_the_step_back():
-    text = _annotated(CHAIN)
-    split = imported(SplitConstants(), text)
-    assert sorted(lines_of_step(merge_constants(split, lambda _: None))) == sorted(text.strip().splitlines())
 
 
 def _annotated(text: str) -> str:
