@@ -16,11 +16,10 @@ from autodist.tf_compat.patches import LAYER_INIT, SYMBOLIC_CALLS, patched
 
 
 class _Open(threading.local):
-    """The open stages of a thread, innermost last: those of the script's `with`, and those of calls of layers."""
+    """The stages that the script has opened in a thread, innermost last."""
 
     def __init__(self) -> None:
         self.by_script: list[int] = []
-        self.by_layers: list[int] = []
 
 
 _open = _Open()

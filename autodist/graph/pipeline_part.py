@@ -13,10 +13,8 @@ class PipelinePart:
         stage: the pipeline stage that computes it.
         is_backward: True if it depends on the seed of the loss.
         is_held: True if it depends on variables alone and is therefore the same for all micro-batches.
-        is_anew: True if it recomputes a forward value in the backward pass.
     """
 
     stage: int
     is_backward: bool = False
     is_held: bool = False
-    is_anew: bool = False

@@ -72,7 +72,7 @@ def _with_micro_batches(step: ReplicatedStep, originals: Mapping[str, str]) -> R
     if not originals:
         return step
     made = {copy: step.replica_of(name) for copy, name in originals.items()}
-    recomputed = {copy: replace(step.pipeline_parts[own], is_anew=True) for copy, (_, own) in made.items()}
+    recomputed = {copy: step.pipeline_parts[own] for copy, (_, own) in made.items()}
     return replace(
         step,
         copies={**step.copies, **made},
