@@ -6,13 +6,13 @@ import ctypes
 import gc
 import os
 
-import tensorflow as tf
+from tensorflow.python.eager import context  # knows whether there are devices
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # options of the C library's mallopt
 _UNMAPPED_BYTES, _UNMAPPED_BYTES_BESIDE_POOL = 1 << 20, 4 << 20
 _TRIMMED_BYTES = 16 << 20
-_POOL = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(1 << 30)}
-"""Environment variables of TensorFlow: the pool is used, and its size is limited by the system alone."""
+_POOL, _POOL_LIMIT = "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+"""Environment variables that TensorFlow reads when it creates the devices of this process."""
 
 
 def pool_tensors() -> None:
@@ -22,26 +22,22 @@ def pool_tensors() -> None:
     that the tensors of a step need together; or each large block is mapped anew, for which the system has to clear its
     pages. In a pool, a tensor takes the place of one that has been freed.
 
-    Has an effect only before the first operation in this process, and the script's own values of these environment
-    variables stay.
+    Changes nothing once TensorFlow has its devices, and the script's own values of the environment variables stay.
     """
-    for name, value in _POOL.items():
-        os.environ.setdefault(name, value)
+    if context.context()._context_handle is None:
+        os.environ.setdefault(_POOL, "true")
+        os.environ.setdefault(_POOL_LIMIT, str(1 << 30))  # none: the system's memory is the limit
+
+
+def has_pool() -> bool:
+    """Returns True if the tensors on this process's CPU are in a pool."""
+    return os.environ.get(_POOL, "").lower() in ("true", "1")
 
 
 def collect_and_trim() -> None:
     """Collects garbage, for example graphs in reference cycles, and trims the heaps."""
     gc.collect()
     trim_heaps()
-
-
-def has_pool() -> bool:
-    """Returns True if tensors on the CPU are in a pool; creates TensorFlow's devices."""
-    try:
-        tf.config.experimental.get_memory_info("CPU:0")
-    except ValueError:  # the C library counts nothing
-        return False
-    return True
 
 
 def unmap_freed_blocks() -> None:

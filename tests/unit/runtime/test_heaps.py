@@ -66,7 +66,11 @@ if {is_late}:
     tf.zeros(())
 pool_tensors()
 kept = tf.zeros((1 << 20,))
-print(has_pool(), has_pool() and tf.config.experimental.get_memory_info("CPU:0")["current"] >= 4 << 20)
+try:
+    counted = tf.config.experimental.get_memory_info("CPU:0")["current"]
+except ValueError:  # the C library counts nothing
+    counted = 0
+print(has_pool(), counted >= 4 << 20)
 """
 
 
@@ -78,7 +82,7 @@ print(has_pool(), has_pool() and tf.config.experimental.get_memory_info("CPU:0")
 def test_tensors_are_in_a_pool(
     monkeypatch: pytest.MonkeyPatch, is_late: bool, environment: dict[str, str], has_pool: bool
 ) -> None:
-    for name in heaps._POOL:
+    for name in (heaps._POOL, heaps._POOL_LIMIT):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
