@@ -67,9 +67,9 @@ def log_strategy(
         tables = _tables_on_mesh(strategy, step, spec, width, costs, shapes, seen)
         if costs is not None and not strategy.pipeline.stages:
             needs = (
-                MemoryNeeds.of(costs.sharded, costs.held_at_place, costs.activations)
+                MemoryNeeds.of(costs.sharded, costs.held_at_place, costs.activations, strategy)
                 if has_gpus(spec.workers[0])
-                else MemoryNeeds.of(costs.of_places, costs.held(0), costs.activations)
+                else MemoryNeeds.of(costs.of_places, costs.held(0), costs.activations, strategy)
             )
     else:
         tables = _tables(strategy, step, rewritten, spec, width, shapes, seen)
@@ -93,7 +93,7 @@ def _needs(
     if held is None or not shapes or strategy.pipeline.stages or strategy.recomputed_blocks:
         return None
     inferred = with_inferred_shapes(step, sorted(step.named), shapes)
-    return MemoryNeeds.of(step, held[0], activation_bytes(step, inferred))
+    return MemoryNeeds.of(step, held[0], activation_bytes(step, inferred), strategy)
 
 
 def _tables(

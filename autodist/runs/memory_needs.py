@@ -12,8 +12,9 @@ from autodist.errors import StrategyError
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.step import ReplicatedStep, Step
 from autodist.logs.formatting import readable_bytes
+from autodist.proto import strategy_pb2
 from autodist.resources import Worker
-from autodist.strategies import synced_variables
+from autodist.strategies import bytes_of_layers_at_once, layers_of, synced_variables
 
 _DRIVER_LIMIT = 5.0
 """Seconds to wait for the GPU driver, which may not respond; the memory counts as unknown then."""
@@ -27,27 +28,32 @@ class MemoryNeeds:
         held: its variables with their slots.
         gradients: the gradients of one replica, which exist at the end of the backward pass.
         activations: what its replicas keep for the backward pass.
+        layers: the gathered layers, with their gradients, that exist at a time.
     """
 
     held: int
     gradients: int
     activations: PartialCount
+    layers: int = 0
 
     @staticmethod
-    def of(step: Step, held: int, activations: PartialCount) -> MemoryNeeds:
+    def of(step: Step, held: int, activations: PartialCount, strategy: strategy_pb2.Strategy) -> MemoryNeeds:
         """Returns the needs for a step with the variables of one place."""
-        gradients = sum(variable.byte_size for variable in synced_variables(step) if not variable.is_sparse)
-        return MemoryNeeds(held, gradients, activations)
+        layers = layers_of(strategy)
+        whole = [v for v in synced_variables(step) if not v.is_sparse and v.name not in layers]
+        gradients = sum(variable.byte_size for variable in whole)
+        return MemoryNeeds(held, gradients, activations, bytes_of_layers_at_once(strategy, step))
 
     def described(self, available: int) -> str:
         """Describes the needs; `available` is the memory of the worker, or 0 if it is not known."""
-        total = PartialCount(self.held + self.gradients) + self.activations
+        total = PartialCount(self.held + self.gradients + self.layers) + self.activations
         least = "at least " if total.is_least else ""
         of = f" of {readable_bytes(available)}" if available else ""
         activations = "not known" if self.activations.known is None else readable_bytes(self.activations.count)
+        layers = f"{readable_bytes(self.layers)} for gathered layers, " if self.layers else ""
         return (
             f"a step needs {least}{readable_bytes(total.count)}{of}: {readable_bytes(self.held)} for variables with "
-            f"their slots, {readable_bytes(self.gradients)} for gradients, {activations} for activations."
+            f"their slots, {layers}{readable_bytes(self.gradients)} for gradients, {activations} for activations."
         )
 
 

@@ -32,7 +32,12 @@ ON_GPUS = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "gpus": [0,
 def test_the_needs_are_described_with_their_parts(activations: PartialCount, total: str, part: str) -> None:
     text = MemoryNeeds(1_000_000, 500_000, activations).described(4_000_000_000)
     assert text.startswith(total) and part in text
-    assert "1.00 MB for variables" in text and "500 kB for gradients" in text
+    assert "1.00 MB for variables" in text and "500 kB for gradients" in text and "layers" not in text
+
+
+def test_gathered_layers_are_needed_in_place_of_all_gradients() -> None:
+    text = MemoryNeeds(1_000_000, 0, PartialCount(0), layers=700_000).described(4_000_000_000)
+    assert text.startswith("a step needs 1.70 MB of 4.00 GB") and "700 kB for gathered layers" in text
 
 
 def test_workers_of_a_machine_share_its_memory_and_a_gpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

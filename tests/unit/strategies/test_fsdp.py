@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autodist.errors import StrategyError
 from autodist.strategies import FSDP, AllReduce, Override, OverrideVariables, UseAllReduce, bytes_sent, synced_variables
-from autodist.strategies.gather_summary import gather_summary
+from autodist.strategies.gather_summary import bytes_of_layers_at_once, gather_summary
 from autodist.strategies.nodes import pieces
 from autodist.synchronizers import synchronizers_of
 
@@ -65,6 +65,16 @@ def test_the_summary_has_the_layers_and_the_bytes_of_the_collectives(step, clust
         "reduce-scatters 1.00 MB"
     )
     assert gather_summary(AllReduce().build(planned, cluster(2)), planned) == ""
+
+
+@pytest.mark.parametrize(("layers", "prefetch", "at_once"), [(10, 0, 6), (10, 1, 8), (2, 1, 4)])
+def test_a_step_needs_the_memory_of_a_few_layers_and_at_most_of_all_with_their_gradients(
+    step, cluster, layers, prefetch, at_once
+):
+    planned = step({f"block_{k}/kernel": (25, 1000) for k in range(layers)})
+    strategy = build(planned, cluster(2), prefetch=prefetch)[0]
+    assert bytes_of_layers_at_once(strategy, planned) == at_once * 100_000
+    assert bytes_of_layers_at_once(AllReduce().build(planned, cluster(2)), planned) == 0
 
 
 def test_an_override_keeps_the_prefetch_of_the_others(step, cluster):
