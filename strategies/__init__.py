@@ -20,7 +20,7 @@ from autodist.strategies.build_strategy import call_builder
 from autodist.strategies.check import check_strategy
 from autodist.strategies.cost import Traffic, bytes_sent, link_bytes, sums_by_worker, traffic
 from autodist.strategies.fsdp import FSDP
-from autodist.strategies.gather_summary import bytes_of_layers_at_once, layers_of
+from autodist.strategies.gather_summary import bytes_of_layers_at_once
 from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
 from autodist.strategies.megatron import Megatron
 from autodist.strategies.mesh import Mesh
@@ -105,7 +105,6 @@ __all__ = [
     "find_mesh",
     "find_pipeline",
     "graph_config",
-    "layers_of",
     "link_bytes",
     "make_strategy",
     "owner_index",

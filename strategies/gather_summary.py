@@ -5,18 +5,12 @@ from __future__ import annotations
 from autodist.logs.formatting import counted, readable_bytes
 from autodist.proto import strategy_pb2
 from autodist.strategies.variables import GraphLike, synced_variables
-from autodist.synchronizers import synchronizers_of
+from autodist.synchronizers import layers_of
 
 _LAYERS_AT_ONCE, _LAYERS_AHEAD = 6, 2
 """Layers that a step has in memory at a time, and the further ones with `prefetch: 1`: gathered parameters, shards on
 their way, and gradients that are not summed yet. Measured with 12 layers on two and four workers.
 """
-
-
-def layers_of(strategy: strategy_pb2.Strategy) -> dict[str, int]:
-    """Maps each variable that is gathered with a layer to the number of the layer."""
-    numbered = ((node.variable, synchronizers_of(node)[0].gathered_with) for node in strategy.nodes)
-    return {variable: number for variable, number in numbered if number}
 
 
 def bytes_by_layer(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> dict[int, int]:

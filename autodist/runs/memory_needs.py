@@ -14,7 +14,8 @@ from autodist.graph.step import ReplicatedStep, Step
 from autodist.logs.formatting import readable_bytes
 from autodist.proto import strategy_pb2
 from autodist.resources import Worker
-from autodist.strategies import bytes_of_layers_at_once, layers_of, synced_variables
+from autodist.strategies import bytes_of_layers_at_once, synced_variables
+from autodist.synchronizers import layers_of
 
 _DRIVER_LIMIT = 5.0
 """Seconds to wait for the GPU driver, which may not respond; the memory counts as unknown then."""

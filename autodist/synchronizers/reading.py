@@ -120,8 +120,13 @@ def placement_of(strategy: strategy_pb2.Strategy) -> Placement:
         stages_of(strategy),
         {node.variable: [one.owner for one in synchronizers_of(node)] for node in strategy.nodes},
         {node.variable: one for node in strategy.nodes if (one := partitioning_of(node)) is not None},
-        {node.variable: layer for node in strategy.nodes if (layer := _layer_of(node))},
+        layers_of(strategy),
     )
+
+
+def layers_of(strategy: strategy_pb2.Strategy) -> dict[str, int]:
+    """Maps each variable that is gathered with a layer to the number of the layer, from 1."""
+    return {node.variable: layer for node in strategy.nodes if (layer := _layer_of(node))}
 
 
 def with_owners_in_row(strategy: strategy_pb2.Strategy, row: Sequence[int]) -> strategy_pb2.Strategy:

@@ -58,7 +58,6 @@ def test_heaps_are_trimmed_each_time_that_16_mib_have_been_freed(monkeypatch):
 
 
 POOL = """
-import os
 import tensorflow as tf
 from autodist.runtime.heaps import has_pool, pool_tensors
 
