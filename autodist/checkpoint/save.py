@@ -25,6 +25,7 @@ from autodist.logs.formatting import words_of
 from autodist.runs.restarts import is_gone
 from autodist.runs.run import Run
 from autodist.runtime.variables import StoredVariable
+from autodist.waits import join
 
 log = logging.getLogger("autodist")
 
@@ -224,7 +225,7 @@ class Background:
             CheckpointError: the task failed; raised once.
         """
         if self._thread is not None:
-            self._thread.join()
+            join(self._thread)
             self._thread = None
         error, self._error = self._error, None
         if isinstance(error, CheckpointError):

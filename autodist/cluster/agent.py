@@ -46,6 +46,7 @@ from autodist.cluster.protocol import (
 from autodist.cluster.start import content_digest
 from autodist.cluster.timeouts import HeartbeatTimeout, heartbeat_interval
 from autodist.versions import VERSION
+from autodist.waits import Event
 
 _INPUT_CONSUMED_BY_LOGIN = (
     "the agent there did not receive the chief's messages completely (it received {!r}): a program that the login "
@@ -69,7 +70,7 @@ class Agent:
     ) -> None:
         self._incoming, self._outgoing = incoming, outgoing
         self._writing = threading.Lock()
-        self._ended = threading.Event()
+        self._ended = Event()
         self._stop_timeout = stop_timeout
         self._timeout = None if silence_timeout is None else HeartbeatTimeout(silence_timeout)
         self._reserved_port: ReservedPort | None = None

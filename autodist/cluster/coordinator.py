@@ -33,6 +33,7 @@ from autodist.cluster.stalls import SAME_STEPS
 from autodist.cluster.worker_connection import WorkerConnection, WorkerGroup
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
+from autodist.waits import Condition
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -89,7 +90,7 @@ class Coordinator:
         self._on_failure, self._script, self._environment = on_failure, script, environment
         self._process = os.getpid()
         self.on_leaving: Callable[[str], None] = lambda worker: None
-        self._changed = threading.Condition()  # guards all fields below and the fields of the connections
+        self._changed = Condition()  # guards all fields below and the fields of the connections
         self._group = WorkerGroup(spec, self._changed, self._note_ending, self._note_leaving)
         self._phase = _Phase.PREPARING
         self._endings: list[Ending] = []

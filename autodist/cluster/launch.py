@@ -18,6 +18,7 @@ from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
 from autodist.cluster.timeouts import Stopwatch, heartbeat_interval
 from autodist.cluster.worker_client import CONTROL_VARIABLE
+from autodist.waits import Event
 
 # A longer line is forwarded in pieces of this many bytes.
 _MAX_LINE = 1 << 16
@@ -54,7 +55,7 @@ class LaunchedScript:
         self._send, self._on_exit = send, on_exit
         self._heartbeat_interval = heartbeat_interval(start.membership.silence_timeout)
         self.began = time.monotonic()
-        self._gone = threading.Event()
+        self._gone = Event()
         self._stopped_check: StoppedProcessCheck | None = None
         self._forwarded = 0  # lines; not exact, since two threads count without a lock, which is harmless
         self._control, theirs = socket.socketpair()

@@ -14,6 +14,8 @@ from typing import TextIO
 
 from rich.file_proxy import FileProxy
 
+from autodist.waits import Condition
+
 _log = logging.getLogger("autodist.cluster")
 
 MAX_WAITING = 100_000
@@ -33,7 +35,7 @@ class Output:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._waiting: collections.deque[tuple[str, str]] = collections.deque()
         self._writer: threading.Thread | None = None
         self._failed_streams: set[str] = set()

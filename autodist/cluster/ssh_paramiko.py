@@ -6,7 +6,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Sequence
-from threading import Event
+from threading import Event  # noqa: TID251 - type of a parameter of paramiko's
 from typing import Any
 
 import paramiko

@@ -25,6 +25,7 @@ from autodist.cluster.ssh_program_output import DONE, JOINED, OF_NO_CONNECTION, 
 from autodist.cluster.ssh_route import Hop, find_route
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
+from autodist.waits import Condition
 
 _CHUNK = 1 << 16
 _MAX_LINES = 2000
@@ -48,7 +49,7 @@ class Connection:
     def __init__(self, socket: str | None, program: subprocess.Popen[bytes] | None) -> None:
         self.socket, self._program = socket, program
         self._lines: collections.deque[str] = collections.deque(maxlen=_MAX_LINES)
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._is_at_end = False
         self._reading: threading.Thread | None = None
         if program is not None:

@@ -17,6 +17,7 @@ from autodist.cluster.ssh_settings import SSHOrder, SSHSettings
 from autodist.cluster.stream_relay import Relays
 from autodist.cluster.timeouts import HeartbeatTimeout
 from autodist.errors import ClusterError
+from autodist.waits import Event
 
 _POLL_INTERVAL, _GRACE = 1.0, 1.0
 
@@ -36,7 +37,7 @@ def reach(settings: SSHSettings, timeout: float, wait_while_needed: Callable[[fl
 
 def relay(order: SSHOrder, relays: Relays, output: BinaryIO) -> None:
     """Starts a command for each of the chief's streams; returns when all have ended. `output` is not used."""
-    have_started = threading.Event()
+    have_started = Event()
     threading.Thread(
         target=_end_with_the_chief, name="autodist-relay-chief", args=(relays, have_started), daemon=True
     ).start()
@@ -59,7 +60,7 @@ def relay(order: SSHOrder, relays: Relays, output: BinaryIO) -> None:
         relays.join()
 
 
-def _end_with_the_chief(relays: Relays, have_started: threading.Event) -> None:
+def _end_with_the_chief(relays: Relays, have_started: Event) -> None:
     """Kills this process if the chief ends during a login, which may block for long."""
     while not have_started.is_set():
         if relays.wait_for_chief_end(_POLL_INTERVAL) and not have_started.wait(_GRACE):

@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol
 
 from autodist.cluster.protocol import Heartbeat, Lost, Message, encode
 from autodist.cluster.timeouts import HeartbeatTimeout, heartbeat_interval
+from autodist.waits import Event
 
 
 class RemoteCommand(Protocol):
@@ -158,7 +159,7 @@ class StreamRelay:
     def __init__(self, host: str, remote: RemoteCommand, streams: ChiefStreams, timeout: HeartbeatTimeout) -> None:
         self._host, self._remote, self._streams = host, remote, streams
         self._sending = threading.Lock()
-        self._ended = threading.Event()
+        self._ended = Event()
         self._problem: str | None = None
         self._receiving = True
         self._timeout = timeout

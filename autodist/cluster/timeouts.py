@@ -6,10 +6,11 @@ The stopwatch runs slower on a loaded machine and pauses while the process is su
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from autodist.waits import Condition
 
 POLL_INTERVAL = 0.5
 """Approximate seconds between two reads of a `Stopwatch`."""
@@ -59,7 +60,7 @@ class Stopwatch:
         return self._counted
 
 
-def wait_for(changed: threading.Condition, predicate: Callable[[], object], limit: float) -> bool:
+def wait_for(changed: Condition, predicate: Callable[[], object], limit: float) -> bool:
     """Same as `changed.wait_for(predicate, limit)`, with `limit` in seconds of a `Stopwatch`."""
     stopwatch = Stopwatch()
     while not predicate():

@@ -34,6 +34,7 @@ from autodist.cluster.protocol import (
 from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.timeouts import POLL_INTERVAL, HeartbeatTimeout, Stopwatch, wait_for
 from autodist.errors import ClusterError
+from autodist.waits import Condition, Event, take
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -73,15 +74,15 @@ class WorkerClient:
         self._timeout = HeartbeatTimeout(membership.silence_timeout)
         self._script_end = watch_script_end()
         self._script_end.run_handlers_on_termination()
-        self._is_leaving = threading.Event()
+        self._is_leaving = Event()
         if membership.on_preempt:
             threading.Thread(target=self._report_leaving, name="autodist-leaving", daemon=True).start()
             self._script_end.heeds_termination = self._leave
-        self._waiting = threading.Event()
+        self._waiting = Event()
         self._sending = threading.Lock()
-        self._ending, self._ended = threading.Lock(), threading.Event()
+        self._ending, self._ended = threading.Lock(), Event()
         self._texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._chief_waits = threading.Event()
+        self._chief_waits = Event()
         self._delay = 0.0
         began = time.monotonic()
         self.progress: Callable[[], Progress] = lambda: Progress.of_this_process(Doing.ELSE, began)
@@ -100,7 +101,7 @@ class WorkerClient:
 
     def receive_text(self) -> str | None:
         """Waits for the next text sent by `Coordinator.say`; None after the chief has reached its first step."""
-        text = self._texts.get()
+        text = take(self._texts)
         if text is None:
             self._texts.put(None)
         return text
@@ -241,7 +242,7 @@ class WorkerClient:
 
 def _end_own_group(stop_timeout: float) -> None:
     os.killpg(0, signal.SIGTERM)
-    never = threading.Condition()
+    never = Condition()
     with never:
         wait_for(never, lambda: False, stop_timeout)
     os.killpg(0, signal.SIGKILL)

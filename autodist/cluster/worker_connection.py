@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from autodist.cluster.agent_connection import AgentConnection
@@ -29,6 +28,7 @@ from autodist.cluster.timeouts import POLL_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.transport import Channel, open_channels
 from autodist.logs.tensorflow_log import is_no_failure, is_routine_line
 from autodist.resources import ResourceSpec, Worker
+from autodist.waits import Condition
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -61,7 +61,7 @@ class WorkerConnection(AgentConnection):
         self,
         name: str,
         channel: Channel,
-        changed: threading.Condition,
+        changed: Condition,
         output: Output,
         on_end: Callable[[WorkerConnection], None],
         on_leaving: Callable[[str], None],
@@ -160,7 +160,7 @@ class WorkerGroup:
     def __init__(
         self,
         spec: ResourceSpec,
-        changed: threading.Condition,
+        changed: Condition,
         on_ending: Callable[[WorkerConnection], None],
         on_leaving: Callable[[str], None],
     ) -> None:

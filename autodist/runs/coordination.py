@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from autodist.runtime.arrays import combine_parts, pack_part, require_reduction,
 from autodist.runtime.call_matching import Call, CallMatching, CallMessage
 from autodist.runtime.mailbox import Mailbox, Send
 from autodist.runtime.messages import Messages
+from autodist.waits import Event
 
 log = logging.getLogger("autodist")
 
@@ -76,7 +76,7 @@ class Coordination:
         self._mailbox: Mailbox | None = None
         self._give_up: Send | None = None
         self.are_workers_distinguished = self.has_agreed = self.has_work = False
-        self._has_given_up = threading.Event()
+        self._has_given_up = Event()
         self._has_logged_evaluation = False
 
     # -- begin and end ---------------------------------------------------------------------------------------------

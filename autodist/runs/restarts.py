@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +22,7 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.strategies import BuildsStrategy, find_mesh
+from autodist.waits import Event
 
 log = logging.getLogger("autodist")
 
@@ -186,7 +186,7 @@ def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = 
     )  # fmt: skip
     state = EarlierStarts(count, lost.fault, lost.step, lost.saved, lost.saved_as, tuple(_seeds), left_out)
     state = _without_checkpoint(state) if is_gone(lost.saved_as) else state  # logged above
-    threading.Event().wait(wait)
+    Event().wait(wait)
     _begin(state)
 
 

@@ -12,6 +12,7 @@ from autodist.cluster.script import Script
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs.startup_progress import StartupProgress
+from autodist.waits import join
 
 log = logging.getLogger("autodist")
 
@@ -101,7 +102,7 @@ class WorkerLaunch:
             ClusterError: lists every fault of every machine.
         """
         self._is_awaited = True
-        self._thread.join()
+        join(self._thread)
         self.check()
 
     def abort(self, reason: str, is_failure: bool = True) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import enum
 import json
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+
+from autodist.waits import Condition
 
 TIME_LIMIT = 30.0
 """Seconds to wait for workers that neither make the call nor reach another one, unless all are known to make it."""
@@ -87,7 +88,7 @@ class CallMatching:
 
     def __init__(self, worker: int, workers: int, send: Callable[[Sequence[int], CallMessage], None]) -> None:
         self._worker, self._others, self._send = worker, [w for w in range(workers) if w != worker], send
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._position = 0
         self._number = 0
         self._queried_at: int | None = None

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from autodist.errors import ClusterError
+from autodist.waits import Event, result_of
 
 R = TypeVar("R")
 
@@ -50,7 +51,7 @@ class InterruptibleExecutor:
             self._changed_at = time.monotonic()
         self._requests.put((future, function, args))
         try:
-            return future.result()
+            return result_of(future)
         finally:
             with self._lock:
                 self._waiting.discard(future)
@@ -78,7 +79,7 @@ class InterruptibleExecutor:
 
     def wait_until_idle(self, limit: float) -> None:
         """Returns when all calls in progress have finished, or after `limit` seconds."""
-        is_done = threading.Event()
+        is_done = Event()
         with self._lock:
             self._under_way += 1
         self._requests.put((Future(), is_done.set, ()))

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from autodist.waits import Condition
+
 STANDING = 2
 """Runs of a standing update that have begun. With 1, the next one would begin a round trip after the last has ended."""
 
@@ -34,7 +36,7 @@ class Updates:
         self._standing: list[threading.Thread] = []
         self._is_ending = False
         self._released: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._pending = 0
         self._failure: BaseException | None = None
         self._is_started = False

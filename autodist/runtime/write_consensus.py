@@ -10,11 +10,11 @@ before the step, updated with its script's writes, and all workers repeat the st
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Callable, Sequence
 
 from autodist.errors import ClusterError
 from autodist.runtime.control_messages import ControlKind, ControlMessage
+from autodist.waits import Condition
 
 QUERY_AFTER = 1.0
 """Seconds before the chief sends QUERY to late workers, which usually write the same variables as this worker."""
@@ -55,7 +55,7 @@ class WriteConsensus:
         self._take = take
         self.present: list[int] = []
         self._announced: list[ControlMessage] = []
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._step = 0
         self._is_within = False
         self._ready_for: int | None = None

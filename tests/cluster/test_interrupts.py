@@ -75,6 +75,20 @@ except Exception as error:
     print(type(error).__name__)
 """
 
+# Ctrl-C comes just before the chief's main thread waits: Python only sets a flag, and no system call ends.
+JUST_BEFORE = """
+import _thread, threading
+
+if me == 0:
+    interrupt = threading.Timer(2, _thread.interrupt_main)
+    interrupt.daemon = True
+    interrupt.start()
+    note("ready")
+    {wait}
+else:
+    wait_for("never", 600)
+"""
+
 # The handler registered last runs first: the run sees the exception after Python has ignored it.
 IN_AN_EXIT_HANDLER = """
 if me == 0:
@@ -104,6 +118,15 @@ def test_the_run_ends_at_once(tmp_path: Path, script: str, status: int, printed:
         run.assert_gone(10)
     assert "stopping all workers: the chief was interrupted" in run.stderr
     assert run.stdout.strip() == printed
+
+
+@pytest.mark.parametrize("wait", ["step(np.ones([2, 3]))", "pass"], ids=["in a step", "at the end"])
+def test_the_run_ends_if_ctrl_c_came_just_before_a_wait(tmp_path: Path, wait: str) -> None:
+    with Training(tmp_path, TRAIN + JUST_BEFORE.format(wait=wait), TWO) as run:
+        run.wait_for_note("ready", START)
+        assert run.wait(15) == -signal.SIGINT, run.stderr
+        run.assert_gone(10)
+    assert "stopping all workers: the chief was interrupted" in run.stderr
 
 
 # The chief of a pipeline waits for the other worker's feed, which never comes.

@@ -20,6 +20,7 @@ import pydantic
 
 from autodist.cli.checking.check_machines import CheckedMachine
 from autodist.resources import ResourceSpec
+from autodist.waits import Event
 
 ENVIRONMENT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 """Environment of the measuring processes."""
@@ -133,7 +134,7 @@ def _run(order: MeasureOrder, limit: float) -> tuple[list[MeasuredLink], str | N
     links = []
     with tempfile.TemporaryFile() as errors, _started(command, errors) as process:
         assert process.stdin and process.stdout, "both are pipes"
-        is_late = threading.Event()
+        is_late = Event()
 
         def stop() -> None:
             is_late.set()

@@ -40,6 +40,7 @@ from autodist.cluster.ports import holder_of, listen, reason_of
 from autodist.cluster.protocol import Message, encode
 from autodist.cluster.stream_relay import Relays
 from autodist.cluster.timeouts import HeartbeatTimeout
+from autodist.waits import Condition
 
 _CHUNK = 1 << 16
 
@@ -101,7 +102,7 @@ class RendezvousServer:
     def __init__(self, order: RendezvousOrder, relays: Relays, output: BinaryIO) -> None:
         self._order, self._relays, self._output = order, relays, output
         self._secret = order.secret.encode()
-        self._changed = threading.Condition()  # guards the following fields, `relays.start` and `output`
+        self._changed = Condition()  # guards the following fields, `relays.start` and `output`
         self._roster = Roster(order.count)
         self._handshakes: dict[threading.Thread, socket.socket] = {}  # connections that have not authenticated yet
         self._is_over = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,7 +102,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], m
         def wait(self, seconds: float) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading, "Event", Interrupted)
+    monkeypatch.setattr(restarts, "Event", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         restart(LostRun(KILLED, 5, 4), spec_of(2, 3))
     assert begun == []
