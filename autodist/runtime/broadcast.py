@@ -46,7 +46,7 @@ class VariableBroadcast:
         self._graph_runner, self._loops, self._home = graph_runners.control, graph_runners.inbox_loops, home
         self._sends: dict[tuple[int, ...] | int, Callable[..., object]] = {}
         self._receives: dict[tuple[int, tuple[int, ...], bool], Callable[..., list[np.ndarray]]] = {}
-        self._writes: dict[tuple[TransferPart, bool], _Writes] = {}
+        self._writes: dict[TransferPart, _Writes] = {}
 
     def send(self, listing: Listing, read: Callable[[int], np.ndarray]) -> None:
         """On the chief, sends the values of a listing; returns when all values are on the way.
@@ -76,7 +76,7 @@ class VariableBroadcast:
         """On another worker, receives and assigns its values and forwards common ones; returns when that is done."""
         transfers = listing.to(self.worker)
         for one in (one for transfer in transfers for one in transfer.slices):  # adds all nodes before the first run
-            self._writes_of(listing.parts[one.part], one)
+            self._writes_of(listing.parts[one.part])
         incomplete: dict[int, np.ndarray] = {}
         freed = FreedBytes()
         for transfer in transfers:
@@ -87,7 +87,7 @@ class VariableBroadcast:
                 part = listing.parts[one.part]
                 content_of_part = _assemble(incomplete, part, one, piece)
                 if content_of_part is not None:
-                    placeholder, operations = self._writes_of(part, one)
+                    placeholder, operations = self._writes_of(part)
                     feeds[placeholder] = _value_of(content_of_part, part)
                     writes += operations
             del content
@@ -131,14 +131,13 @@ class VariableBroadcast:
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    def _writes_of(self, part: TransferPart, one: ByteRange) -> _Writes:
+    def _writes_of(self, part: TransferPart) -> _Writes:
         """Returns the placeholder that is fed with a part, and the operations that assign it on this worker."""
-        key = (part, one.stop < 0)
-        if key not in self._writes:
-            self._writes[key] = self._make_writes(part, has_own_memory=one.stop >= 0)
-        return self._writes[key]
+        if part not in self._writes:
+            self._writes[part] = self._make_writes(part)
+        return self._writes[part]
 
-    def _make_writes(self, part: TransferPart, has_own_memory: bool) -> _Writes:
+    def _make_writes(self, part: TransferPart) -> _Writes:
         dtype = tf.as_dtype(part.dtype)
         operations = []
         with (
@@ -146,9 +145,10 @@ class VariableBroadcast:
             tf.device(self._home(self.worker, tf.int64 if part.on_cpu else dtype, part.device)),
         ):
             placeholder = tf.compat.v1.placeholder(dtype, part.shape)
-            for k, name in enumerate(part.names_on(self.worker)):
-                # A value inside a message is copied, so that the message is freed; an assembled value is reused.
-                value = placeholder if has_own_memory and k == 0 else tf.raw_ops.DeepCopy(x=placeholder)
+            for name in part.names_on(self.worker):
+                # A fed array is NumPy's. As a variable it would be replaced by its first update, and not freed before
+                # Python calls TensorFlow again: all through the first step, it would be in memory twice.
+                value = tf.raw_ops.DeepCopy(x=placeholder)
                 handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=part.shape, shared_name=name)
                 operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
         return placeholder, operations

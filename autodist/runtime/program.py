@@ -75,6 +75,8 @@ class Program:
         standing = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.standing_nodes]
         if standing:
             updates.repeat(graph_runner.callable([], standing, []))
+        if self._frees_memory:
+            collect_and_trim()  # before the variables get their values
 
     def run(
         self,
@@ -184,9 +186,8 @@ class Program:
         return self._make_run_with_options()
 
     def _first_run(self, run: Callable[..., Any], feeds: Sequence[Any]) -> list[np.ndarray]:
-        """Makes the first run of a step; frees the memory left by import before it and by preparation after it."""
+        """Makes the first run of a step, and frees the memory that its preparation leaves."""
         self._frees_memory = False
-        collect_and_trim()
         outputs = run(*feeds)
         trim_heaps()
         return outputs

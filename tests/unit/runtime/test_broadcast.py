@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,9 @@ import tensorflow as tf
 from autodist.graph.devices import cpu_of
 from autodist.placement.holder import Holder
 from autodist.placement.partitioning import Partitioning
-from autodist.runtime import batched_transfers
+from autodist.runtime import batched_transfers, broadcast
 from autodist.runtime.batched_transfers import Listing
-from autodist.runtime.broadcast import VariableBroadcast
+from autodist.runtime.broadcast import VariableBroadcast, _assemble
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.variables import StoredVariable
 from tests.unit.placement.holders import held_by
@@ -127,6 +129,27 @@ def test_the_next_values_of_the_same_variables_find_the_graph_as_it_is(
             before = now
         for worker in present[1:]:
             np.testing.assert_array_equal(value(graph_runners, worker, "again", ROWS), ROWS + 2)
+
+
+def test_a_received_value_is_in_memory_once(
+    workers: list[VariableBroadcast], graph_runners: list[GraphRunners], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A variable in NumPy's memory would be replaced by its first update, and stay in memory until the step ends.
+    monkeypatch.setattr(batched_transfers, "TRANSFER_BYTES", 4 << 10)
+    received: list[weakref.ref[np.ndarray]] = []
+
+    def assemble(*args: Any) -> np.ndarray | None:
+        content = _assemble(*args)
+        if content is not None:
+            assert content.base is not None
+            received.append(weakref.ref(content.base))
+        return content
+
+    monkeypatch.setattr(broadcast, "_assemble", assemble)
+    large = np.arange(5000.0)
+    spread(workers, {"in pieces": (large, everywhere(large))}, [0, 1])
+    np.testing.assert_array_equal(value(graph_runners, 1, "in pieces", large), large)
+    assert len(received) == 1 and received[0]() is None
 
 
 def test_training_on_a_worker_does_not_change_values_that_another_received(

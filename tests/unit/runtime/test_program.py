@@ -32,10 +32,11 @@ def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trai
         tf.identity(x + 1.0, name="y")
     gradients = (VariableGradient("v", ("y:0",), 0),) if trains else ()
     item = CapturedStep(graph.as_graph_def(), gradients=gradients, inputs={"x:0": None}, outputs=("y:0",))
-    step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     given_back = []
     monkeypatch.setattr(module, "collect_and_trim", lambda: given_back.append("before"))
     monkeypatch.setattr(module, "trim_heaps", lambda: given_back.append("after"))
+    step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
+    assert given_back == ["before"] * times  # before the variables get their values
     for _ in range(3):
         np.testing.assert_array_equal(step.run([np.ones(2, np.float32)], 1)[0], [2.0, 2.0])
         assert given_back == ["before", "after"] * times
