@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from autodist.errors import StrategyError
@@ -60,11 +59,20 @@ class Megatron(Mesh):
             StrategyError: no variable has a layout, or one that is requested does not fit.
         """
         strategy = super().build(graph_item, resource_spec)
-        strategy.mesh.variables.extend(self._found(graph_item, self.of_places(resource_spec).sizes[self.model]))
+        decided = [one.variable for one in strategy.mesh.variables]
+        sizes = self.of_places(resource_spec).sizes
+        strategy.mesh.variables.extend(self._found(graph_item, sizes[self.model], decided))
         return strategy
 
-    def _found(self, graph_item: GraphLike, parts: int) -> Iterator[strategy_pb2.VariableSharding]:
+    def _found(
+        self, graph_item: GraphLike, parts: int, decided: Collection[str]
+    ) -> Iterator[strategy_pb2.VariableSharding]:
         """Yields the shardings of the pairs, and open ones of matrices that stay whole, with the reason.
+
+        Args:
+            graph_item: the step.
+            parts: size of the axis.
+            decided: variables that have a layout already.
 
         Raises:
             StrategyError: there is neither a pair nor a requested layout.
@@ -76,9 +84,6 @@ class Megatron(Mesh):
         if not isinstance(graph_item, CapturedStep):
             return
         ranks = {variable.name: len(variable.shape) for variable in graph_item.variables}
-        decided = [
-            name for name in ranks if any(re.fullmatch(pattern, name) for pattern in (*self.layouts, *self.slots))
-        ]
         pairs = find_pairs(graph_item, parts, decided)
         if not pairs.divided and not decided:
             raise StrategyError(_nothing_found(pairs.whole, f"{self.model!r} of size {parts}"))
