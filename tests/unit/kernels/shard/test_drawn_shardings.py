@@ -25,7 +25,10 @@ from tests.unit.kernels.shard.drawn_models import (
 )
 
 EXAMPLES = int(os.environ.get("DRAWN_SHARDINGS", "6"))
-"""An example takes about a second; set the variable for more of them, which then differ in each run."""
+"""An example takes about a second; set the variable for more of them, which then differ in each run.
+
+For more than 200, `-o faulthandler_timeout=3600` lets the test take more than five minutes.
+"""
 
 MESHES: tuple[dict[str, int], ...] = ({"model": 2}, {"model": 4}, {"a": 2, "b": 2}, {"data": 2, "model": 2})
 
