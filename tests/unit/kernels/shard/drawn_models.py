@@ -68,8 +68,8 @@ def model_of(name: str) -> DrawnModel:
 
 
 @cache
-def expected_of(name: str, replicas: int) -> Trained:
-    return model_of(name).expected(replicas)
+def expected_of(name: str, replicas: int, workers: int | None = None) -> Trained:
+    return model_of(name).expected(replicas, workers)
 
 
 def assert_as_expected(found: Trained, expected: Trained, rtol: float = 1e-9) -> None:

@@ -33,10 +33,16 @@ class DrawnModel:
     batches: list[Batch]
     by_replica: bool = False
 
-    def expected(self, replicas: int) -> Trained:
-        """Returns the results of one device, or of replicas without a mesh if the results depend on them."""
+    def expected(self, replicas: int, workers: int | None = None) -> Trained:
+        """Returns the results of one device, or of replicas without a mesh if the results depend on them.
+
+        Args:
+            replicas: number of replicas.
+            workers: number of workers that have them: one draws for the whole batch. None: each has one replica.
+        """
         if self.by_replica and replicas > 1:
-            return train(self.captured, plan(self.captured.step, replicas), self.batches)
+            workers = workers or replicas
+            return train(self.captured, plan(self.captured.step, workers, replicas // workers), self.batches)
         return one_device(self.captured, self.step, self.batches)
 
 

@@ -80,7 +80,8 @@ def test_a_step_equals_one_device_or_is_refused(data):
     if isinstance(session, AutoDistError):
         assert any(one in str(session) for one in found), session
         return
-    assert_as_expected(session.train(model.batches), expected_of(name, sizes.get("data", 1)))
+    workers = 1 if devices == prod(sizes.values()) else None
+    assert_as_expected(session.train(model.batches), expected_of(name, sizes.get("data", 1), workers))
 
 
 @settings(
@@ -104,6 +105,14 @@ def test_the_axis_of_the_batch_is_allowed_if_the_rows_of_the_gradient_are_unknow
     model = constrained({"hidden": ("data", None, "model")}, is_weighed=False)
     session = Session(model.captured, on_mesh(model.captured.step, {"data": 2, "model": 2}, {}))
     assert_as_expected(session.train(model.batches), model.expected(1))
+
+
+@pytest.mark.usefixtures("keras_in_float64")
+@pytest.mark.parametrize(("devices", "workers"), [(1, None), (2, None), (4, 1)])
+def test_a_worker_with_the_whole_batch_draws_for_all_examples(devices, workers):
+    model = model_of("draws")
+    strategy = on_mesh(model.captured.step, {"data": 2, "model": 2}, {"w": "[–, model]"}, devices=devices)
+    assert_as_expected(Session(model.captured, strategy).train(model.batches), expected_of("draws", 2, workers))
 
 
 @pytest.mark.usefixtures("keras_in_float64")
