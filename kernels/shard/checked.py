@@ -33,6 +33,13 @@ def checked(step: CapturedStep, annotations: Annotations) -> Annotations:
     for what, one in annotations.requests():
         _require_axes(annotations, what, one)
     variables = {name: _of_rank(f"the variable {name}", one, shape_of(name)) for name, one in variables.items()}
+    for name, one in variables.items():
+        if step.by_name[name].is_seed and one.sharding.divides:
+            raise StrategyError(
+                f"The sharding {one.sharding} ({one.origin}) divides {name}, the state of a random generator, which "
+                "every place needs whole: its random numbers would be others than those of one device. Leave it out, "
+                "for example by a pattern that ends in the names of kernels."
+            )
     constraints = {
         name: _divided(annotations, name, _of_rank(f"the tensor {name}", one, shape_of(tensor(name))), shape_of)
         for name, one in constraints.items()

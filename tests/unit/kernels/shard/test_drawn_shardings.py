@@ -108,6 +108,15 @@ def test_the_axis_of_the_batch_is_allowed_if_the_rows_of_the_gradient_are_unknow
 
 
 @pytest.mark.usefixtures("keras_in_float64")
+@pytest.mark.parametrize("layout", ["[model]", "[model?]"])
+def test_the_state_of_a_random_generator_is_not_divided(layout):
+    model = model_of("dropout")
+    [seed] = [variable.name for variable in model.captured.step.variables if variable.is_seed]
+    with pytest.raises(StrategyError, match=f"divides {seed}, the state of a random generator"):
+        Session(model.captured, on_mesh(model.captured.step, {"data": 2, "model": 2}, {seed: layout}))
+
+
+@pytest.mark.usefixtures("keras_in_float64")
 @pytest.mark.parametrize(("devices", "workers"), [(1, None), (2, None), (4, 1)])
 def test_a_worker_with_the_whole_batch_draws_for_all_examples(devices, workers):
     model = model_of("draws")
