@@ -34,12 +34,8 @@ def checked(step: CapturedStep, annotations: Annotations) -> Annotations:
         _require_axes(annotations, what, one)
     variables = {name: _of_rank(f"the variable {name}", one, shape_of(name)) for name, one in variables.items()}
     for name, one in variables.items():
-        if step.by_name[name].is_seed and one.sharding.divides:
-            raise StrategyError(
-                f"The sharding {one.sharding} ({one.origin}) divides {name}, the state of a random generator, which "
-                "every place needs whole: its random numbers would be others than those of one device. Leave it out, "
-                "for example by a pattern that ends in the names of kernels."
-            )
+        if step.by_name[name].is_seed:
+            _require_whole_seed(name, one)
     constraints = {
         name: _divided(annotations, name, _of_rank(f"the tensor {name}", one, shape_of(tensor(name))), shape_of)
         for name, one in constraints.items()
@@ -72,6 +68,15 @@ def _present(
     """Returns the constraints of known names, and the others."""
     present = {name: one for name, one in named.items() if name in known}
     return present, {name: one for name, one in named.items() if name not in known}
+
+
+def _require_whole_seed(name: str, one: Constraint) -> None:
+    if one.sharding.divides:
+        raise StrategyError(
+            f"The sharding {one.sharding} ({one.origin}) divides {name}, the state of a random generator, which every "
+            "place needs whole: its random numbers would be others than those of one device. Leave it out, for example "
+            "by a pattern that ends in the names of kernels."
+        )
 
 
 def _require_axes(annotations: Annotations, what: str, one: Constraint) -> None:
