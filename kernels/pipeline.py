@@ -28,9 +28,12 @@ from autodist.kernels.communicate.stale_servers import StaleServers
 from autodist.kernels.finish.call_units import CallUnits
 from autodist.kernels.finish.compile_step import CompileStep
 from autodist.kernels.finish.compile_updates import CompileUpdates
+from autodist.kernels.finish.multiply_before_loops import MultiplyBeforeLoops
 from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
 from autodist.kernels.finish.remove_compute import RemoveCompute
+from autodist.kernels.finish.sum_after_loops import SumAfterLoops
+from autodist.kernels.finish.transpose_before_loops import TransposeBeforeLoops
 from autodist.kernels.normalise.assign_scattered_state import AssignScatteredState
 from autodist.kernels.normalise.inline_branches import InlineBranches
 from autodist.kernels.normalise.reduce_before_postprocessing import ReduceBeforePostprocessing
@@ -127,6 +130,9 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     ReadRemoteVariables(),
     PlaceOnDevices(),
     CompileStep(),
+    MultiplyBeforeLoops(),
+    SumAfterLoops(),
+    TransposeBeforeLoops(),
     CompileUpdates(),
     CallUnits(),
     HoldOnMesh(),
