@@ -3,6 +3,7 @@
     python scripts/bench.py                                 # everything; some fifteen minutes on two cores
     python scripts/bench.py --only mirrored --model mlp
     python scripts/bench.py --only links                    # slow links, which are not part of everything; ten minutes
+    python scripts/bench.py --only frameworks               # JAX and PyTorch in environments of their own; half an hour
     python scripts/bench.py --only paper --json paper.json  # keeps the results, for scripts/plots.py
 
 Both sides of a ratio run at the same time and alternate, so that other load on the machine affects both equally: the
@@ -56,7 +57,10 @@ GROUPS = {
     "growth": "the most it may take, or one of two workers",
     "paper": "two workers, on paper",
     "links": "MultiWorkerMirroredStrategy, 2 workers, a slow link",
+    "frameworks": "Keras on JAX, or PyTorch",
 }
+ON_REQUEST = ("links", "frameworks")
+"""Groups that are not part of everything."""
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
 REPEATED = 1
@@ -130,11 +134,10 @@ def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
     for group, model, name, measure in single:
         if _is_selected(arguments, group, model):
             yield Measurement(name, measure)
-    measured_links = "links" in (arguments.only or ())
-    if measured_links and _is_selected(arguments, "links", "relay"):
+    if _is_selected(arguments, "links", "relay"):
         yield Measurement("relay: a socket", compare_relay)
     for link in links():
-        if measured_links and _is_selected(arguments, "links", link.model):
+        if _is_selected(arguments, "links", link.model):
             yield Measurement(f"{link.model}: a link of {link}", lambda link=link: compare_link(link, length))
     for model in MEMORY_MODELS:
         if _is_selected(arguments, "memory", model):
@@ -142,7 +145,8 @@ def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
 
 
 def _is_selected(arguments: argparse.Namespace, group: str, model: str) -> bool:
-    return (not arguments.only or group in arguments.only) and (not arguments.model or model in arguments.model)
+    is_chosen = group in arguments.only if arguments.only else group not in ON_REQUEST
+    return is_chosen and (not arguments.model or model in arguments.model)
 
 
 def _table(results: Sequence[Result]) -> rich.table.Table:

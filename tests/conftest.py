@@ -32,7 +32,7 @@ gc.set_threshold(20_000, 10, 10)
 # versions of libraries apart (`--hypothesis-profile few`).
 _IS_FIXED = "CI" in os.environ
 hypothesis.settings.register_profile(
-    "autodist", deadline=None, print_blob=True, derandomize=_IS_FIXED, max_examples=40 if _IS_FIXED else 100
+    "autodist", deadline=None, print_blob=True, derandomize=_IS_FIXED, max_examples=25 if _IS_FIXED else 100
 )
 hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("autodist"), max_examples=20)
 hypothesis.settings.load_profile("autodist")

@@ -109,6 +109,11 @@ def comparisons() -> Iterator[Comparison]:
         yield Comparison("mesh", ours, peer, 1.0)
     on_mesh, whole = (Way("mesh", "transformer", 4, builder=builder) for builder in ("Mesh", "AllReduce"))
     yield Comparison("mesh", on_mesh, whole, 1.5)
+    for framework in ("jax", "torch"):
+        for model in ("mlp", "mobilenet", "embedding", "lstm"):
+            for workers, replicas in ((1, 1), (1, 2), (2, 1)) if framework == "jax" else ((1, 1), (2, 1)):
+                ours, peer = (Way(name, model, workers, replicas) for name in ("autodist", framework))
+                yield Comparison("frameworks", ours, peer, 1.0)
     for model in ("mlp", "embedding", "tiny"):
         yield Comparison("alone", Way("autodist", model), Way("alone", model), 1.03)
 
@@ -123,7 +128,7 @@ def compare(comparison: Comparison, length: Length) -> Result:
         JobError: one of them did not run.
     """
     ours, peer = comparison.ours, comparison.peer
-    is_limited = comparison.group not in ("alone", "evaluate", "fsdp", "mesh")
+    is_limited = comparison.group not in ("alone", "evaluate", "fsdp", "frameworks", "mesh")
     ways = [peer, ours, Way("autodist", ours.model)] if is_limited else [peer, ours]
     with running(ways, length) as jobs:
         for _ in range(length.turns):
@@ -133,6 +138,8 @@ def compare(comparison: Comparison, length: Length) -> Result:
             job.finish()
     limit = _limit(jobs[1], jobs[2], length) if is_limited else None
     result = _result(comparison, jobs[1].seconds, jobs[0].seconds, limit)
+    if comparison.group == "frameworks":
+        return replace(result, what=f"{ours.model} on {peer.name}, {peer.workers} × {peer.replicas}")
     if comparison.group != "mesh":
         return result
     sent = [f"{min(job.sent_bytes) / 1e6:.2f} MB" for job in (jobs[1], jobs[0])]

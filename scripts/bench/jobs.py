@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from bench.frameworks import PACKAGES, python_of
 from bench.relay import relayed_bytes
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent
 """Working directory of the processes, so that they find this package."""
 ANSWER = b"BENCH "
-_OF_WORKERS = ("multi-worker", "dtensor", "transfer")
+_OF_WORKERS = ("multi-worker", "dtensor", "transfer", "jax", "torch")
 """Ways whose processes are all workers."""
 RECEIVER_QUEUE, INBOX_LOOP = TRANSPORTS = ("a queue of the receiver", "an inbox loop")
 """The transports of a transfer: the sender puts data into a queue of the receiver; or, as in AutoDist's steps, a loop
@@ -41,7 +42,8 @@ class Way:
 
     Attributes:
         name: alone, autodist, mesh (of AutoDist, with global batches), dtensor, mirrored, multi-worker,
-            parameter-server, evaluation (of AutoDist), evaluation-alone, or transfer: processes that only send.
+            parameter-server, evaluation (of AutoDist), evaluation-alone, jax or torch (of other frameworks), or
+            transfer: processes that only send.
         model: name of the model.
         workers: processes that compute.
         replicas: the number of replicas of each worker.
@@ -141,7 +143,10 @@ class Job:
         conf = _addresses(self.way)
         for role, index in self.way.roles:
             env = environment(self._intra)
-            if conf:
+            if self.way.name in PACKAGES:
+                env["KERAS_BACKEND"], env["BENCH_ADDRESSES"] = self.way.name, json.dumps(conf.get("worker", []))
+                env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={self.way.replicas}"
+            elif conf:
                 env["TF_CONFIG"] = json.dumps({"cluster": conf, "task": {"type": role, "index": index}})
             with (self._folder / f"{role}{index}.log").open("wb") as log:
                 process = subprocess.Popen(
@@ -213,7 +218,8 @@ class Job:
             "limit": length.limit, "reports": self._folder, "bytes": way.sent_bytes,
             "of-cores": way.of_cores, "delay": way.delay, "rate": way.rate,
         }  # fmt: skip
-        return [sys.executable, "-m", "bench.train", way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
+        module = "bench.train_elsewhere" if way.name in PACKAGES else "bench.train"
+        return [python_of(way.name), "-m", module, way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
 
     def _say(self, line: str) -> None:
         stream = self._processes[-1].stdin
@@ -316,7 +322,7 @@ def loopback_bytes() -> int:
 
 def _addresses(way: Way) -> dict[str, list[str]]:
     """Returns free ports for a cluster of `tf.distribute`."""
-    if way.name not in (*_OF_WORKERS, "parameter-server"):
+    if way.name not in (*_OF_WORKERS, "parameter-server") or (way.name in PACKAGES and way.workers == 1):
         return {}
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in way.roles]
     addresses: dict[str, list[str]] = {}

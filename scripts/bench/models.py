@@ -12,7 +12,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 CHARACTERS, SEQUENCE = 96, 64
 BLOCKS, MODEL_WIDTH, HEADS = 12, 256, 4
@@ -55,17 +54,15 @@ class Task:
     def make_data(self) -> Data:
         return self.data(np.random.default_rng(0), self.batch * self.batches)
 
-    def loss(self, y: tf.Tensor, logits: tf.Tensor, examples: int) -> tf.Tensor:
+    def loss(self, y: Any, logits: Any, examples: int) -> Any:
         """Returns the sum of the examples' losses, each the mean over its tokens, divided by a fixed number of
         examples.
         """
-        if self.is_binary:
-            each = tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits)
-        else:
-            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-        if each.shape.rank > 1:
-            each = tf.reduce_mean(each, -1)
-        return tf.reduce_sum(each) / examples
+        compare = keras.ops.binary_crossentropy if self.is_binary else keras.ops.sparse_categorical_crossentropy
+        each = compare(y, logits, from_logits=True)
+        if len(each.shape) > 1:
+            each = keras.ops.mean(each, -1)
+        return keras.ops.sum(each) / examples
 
 
 def _scale(shape: tuple[int, ...]) -> float:
@@ -144,7 +141,7 @@ class Block(keras.layers.Layer):
             layer.build(shape)
         self.down.build((*shape[:-1], 4 * MODEL_WIDTH))
 
-    def call(self, x: tf.Tensor) -> tf.Tensor:
+    def call(self, x: Any) -> Any:
         attended = self.before_attention(x)
         x = x + self.attention(attended, attended, use_causal_mask=True)
         return x + self.down(self.up(self.before_up(x)))

@@ -12,8 +12,6 @@ import faulthandler
 import json
 import os
 import pathlib
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +20,8 @@ import tensorflow as tf
 from bench.models import TASKS, Task
 from bench.relay import Relay
 from bench.transfer import transfer
+from bench.turns import Training, parse_arguments, run
 from bench.ways import (
-    Training,
     alone,
     autodist,
     dtensor,
@@ -35,11 +33,9 @@ from bench.ways import (
     parameter_server,
 )
 
-ANSWER = "BENCH "
-
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = parse_arguments()
     # A hard time limit for any wait.
     faulthandler.dump_traceback_later(arguments.limit, exit=True)
     if arguments.of_cores > 1:
@@ -54,44 +50,7 @@ def main() -> None:
     if arguments.delay or arguments.rate:
         _use_relay(arguments, Relay(arguments.delay, arguments.rate, pathlib.Path(arguments.reports)))
     training = _training(arguments, TASKS[arguments.model])
-    for _ in range(arguments.warmup):
-        training.step()
-    if training.leads:
-        _take_turns(training)
-    else:
-        for _ in range(arguments.steps):
-            training.step()
-    own = pathlib.Path(arguments.reports) / f"{arguments.role}{0 if training.leads else os.getpid()}.json"
-    own.write_text(json.dumps({"peak_bytes": peak_bytes()}))
-    faulthandler.cancel_dump_traceback_later()
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "way",
-        choices=[
-            *("alone", "autodist", "mesh", "evaluation", "evaluation-alone"),
-            *("dtensor", "mirrored", "multi-worker", "parameter-server", "transfer"),
-        ],
-    )
-    parser.add_argument("model", choices=TASKS)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--builder", default="AllReduce")
-    parser.add_argument("--role", default="main")
-    parser.add_argument("--index", type=int, default=0)
-    parser.add_argument("--intra", type=int, required=True)
-    parser.add_argument("--inter", type=int, required=True)
-    parser.add_argument("--of-cores", type=int, required=True)
-    parser.add_argument("--warmup", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--limit", type=float, required=True)
-    parser.add_argument("--reports", required=True)
-    parser.add_argument("--bytes", type=int, default=0)
-    parser.add_argument("--delay", type=float, default=0)
-    parser.add_argument("--rate", type=float, default=0)
-    return parser.parse_args()
+    run(arguments, training)
 
 
 def _training(arguments: argparse.Namespace, task: Task) -> Training:
@@ -154,25 +113,6 @@ def _serve(arguments: argparse.Namespace) -> None:
         protocol="grpc",
     )
     server.join()
-
-
-def _take_turns(training: Training) -> None:
-    print(f"{ANSWER}ready", flush=True)
-    for line in sys.stdin:
-        seconds = []
-        for _ in range(int(line)):
-            start = time.perf_counter()
-            training.step()
-            seconds.append(time.perf_counter() - start)
-        print(f"{ANSWER}{json.dumps(seconds)}", flush=True)
-
-
-def peak_bytes() -> int:
-    """Returns the peak memory of this process (VmHWM)."""
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmHWM; the memory of a process can be measured on Linux only")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -18,8 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from bench.models import Task
-
-Step = Callable[[], float]
+from bench.turns import Training, parts
 
 PASSES = 4
 """Number of passes of an evaluation over a task's batches."""
@@ -42,19 +40,6 @@ OPTIONS = {
 """The strategy sections of builders that are not measured with their default options."""
 
 
-@dataclass(frozen=True)
-class Training:
-    """One process's part of a training.
-
-    Attributes:
-        step: makes one step and returns the loss.
-        leads: True if the steps of this process are timed.
-    """
-
-    step: Step
-    leads: bool = True
-
-
 def _replica_step(task: Task, scope: AbstractContextManager[Any], examples: int) -> Callable[..., tf.Tensor]:
     """Forward, backward and update for a loss that is divided by `examples`."""
     with scope:
@@ -72,19 +57,10 @@ def _replica_step(task: Task, scope: AbstractContextManager[Any], examples: int)
     return step
 
 
-def _parts(task: Task, index: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the part `index` of `count` of each global batch, repeatedly."""
-    x, y = task.make_data()
-    each = task.batch // count
-    while True:
-        for start in range(index * each, len(x), task.batch):
-            yield x[start : start + each], y[start : start + each]
-
-
 def alone(task: Task) -> Training:
     """Trains the script without any distribution."""
     step = tf.function(_replica_step(task, nullcontext(), task.batch))
-    batches = _parts(task, 0, 1)
+    batches = parts(task, 0, 1)
     return Training(lambda: float(step(*next(batches))))
 
 
@@ -93,7 +69,7 @@ def autodist(task: Task, workers: int, replicas: int, builder: str) -> Training:
     ad = _autodist(workers, replicas, builder)
     with ad.scope():
         step = ad.function(_replica_step(task, nullcontext(), task.batch))
-    batches = _parts(task, ad.worker_index, ad.num_workers)
+    batches = parts(task, ad.worker_index, ad.num_workers)
     return Training(lambda: float(step(*next(batches))), ad.is_chief)
 
 
@@ -102,7 +78,7 @@ def mesh(task: Task, workers: int, replicas: int, builder: str) -> Training:
     ad = _autodist(workers, replicas, builder)
     with ad.scope():
         step = ad.function(_replica_step(task, nullcontext(), task.batch), batch="global")
-    batches = _parts(task, 0, 1)
+    batches = parts(task, 0, 1)
     return Training(lambda: float(step(*next(batches))), ad.is_chief)
 
 
@@ -112,7 +88,7 @@ def dtensor(task: Task, workers: int, index: int) -> Training:
 
     join(workers, index, json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
     dense = Dense(task)
-    batches = _parts(task, 0, 1)
+    batches = parts(task, 0, 1)
     return Training(lambda: dense.step(*next(batches)), index == 0)
 
 
@@ -135,7 +111,7 @@ def evaluation(task: Task, workers: int, replicas: int, builder: str) -> Trainin
     return Training(_evaluation(task, ad.scope()), ad.is_chief)
 
 
-def _evaluation(task: Task, scope: AbstractContextManager[Any]) -> Step:
+def _evaluation(task: Task, scope: AbstractContextManager[Any]) -> Callable[[], float]:
     x, y = (np.concatenate([whole] * PASSES) for whole in task.make_data())
     loss_type = keras.losses.BinaryCrossentropy if task.is_binary else keras.losses.SparseCategoricalCrossentropy
     with scope:
@@ -161,7 +137,7 @@ def multi_worker(task: Task, workers: int, index: int) -> Training:
     return Training(_step_of_strategy(task, strategy, workers), index == 0)
 
 
-def _step_of_strategy(task: Task, strategy: tf.distribute.Strategy, replicas: int) -> Step:
+def _step_of_strategy(task: Task, strategy: tf.distribute.Strategy, replicas: int) -> Callable[[], float]:
     replica_step = _replica_step(task, strategy.scope(), task.batch)
 
     @tf.function

@@ -38,12 +38,7 @@ def told_by_replicas(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("machines", "workers"),
-    [
-        ("mesh of tensors", 4),
-        ("mesh of tensors on one", 1),
-        ("mesh of tensors on two", 2),
-        ("mesh of slices of tensors on two", 2),
-    ],
+    [("mesh of tensors", 4), ("mesh of tensors on one", 1), ("mesh of slices of tensors on two", 2)],
 )
 def test_a_mesh_of_two_by_two_equals_two_replicas(machines: str, workers: int, tmp_path: Path) -> None:
     alone = told_by_replicas(tmp_path)
