@@ -11,16 +11,15 @@ import tensorflow as tf
 from autodist.graph.editor import NodeDef
 from autodist.graph.loop_editor import LoopEditor
 from autodist.graph.names import node_of, tensor
-from autodist.graph.ops import Trait
-from autodist.graph.step import ReplicatedStep, Step
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
-from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.loop_constants import LoopConstant, add_before, find_constant
+from autodist.kernels.finish.loop_kernel import LoopKernel
 
 
 @dataclass(frozen=True)
-class MultiplyBeforeLoops(Kernel[ReplicatedStep, ReplicatedStep]):
+class MultiplyBeforeLoops(LoopKernel):
     """Computes products of the elements of a list with a matrix, one in each iteration, in one product before the loop.
 
     A recurrent layer multiplies the input of each time step with its kernel. The list of inputs and the kernel do not
@@ -28,7 +27,7 @@ class MultiplyBeforeLoops(Kernel[ReplicatedStep, ReplicatedStep]):
 
         for t: … x[t] · k …       becomes       z = rows(x) · k;  for t: … z[t] …
 
-    A row of the product has the same factors in the same order. Loops that XLA compiles stay as they are.
+    A row of the product has the same factors in the same order.
     """
 
     name: ClassVar[str] = "multiply-before-loops"
@@ -37,11 +36,17 @@ class MultiplyBeforeLoops(Kernel[ReplicatedStep, ReplicatedStep]):
         "compile-step": "XLA would need the number of elements before the loop",
     }
 
-    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        editor = StepEditor(step)
-        loops = [node.name for node in step.graph_index.having(Trait.LOOP)]
-        changed = [name for name in loops if _multiply_before(editor, name)]
-        return editor.to_step() if changed else step
+    def change(self, editor: StepEditor[Step], loop: LoopEditor) -> bool:
+        products = [found for node in loop.of_op("MatMul") if (found := _find_product(editor, loop, node)) is not None]
+        if not products:
+            return False
+        with editor.subgraph(f"before/{loop.node.name}") as f:
+            lists = [f.name(_product_of_all(f, product)) for product in products]
+        add_before(editor, loop, f.made, [product.matrix for product in products])
+        for product, before in zip(products, lists, strict=True):
+            _read_product(loop, product, before)
+        loop.finish()
+        return True
 
 
 @dataclass(frozen=True)
@@ -59,21 +64,6 @@ class _Product:
     index: str
     elements: str
     matrix: LoopConstant
-
-
-def _multiply_before(editor: StepEditor[Step], name: str) -> bool:
-    """Takes products out of a loop; returns False if there are none."""
-    loop = LoopEditor(editor, name)
-    products = [found for node in loop.of_op("MatMul") if (found := _find_product(editor, loop, node)) is not None]
-    if not products:
-        return False
-    with editor.subgraph(f"before/{name}") as f:
-        lists = [f.name(_product_of_all(f, product)) for product in products]
-    add_before(editor, loop, f.made, [product.matrix for product in products])
-    for product, before in zip(products, lists, strict=True):
-        _read_product(loop, product, before)
-    loop.finish()
-    return True
 
 
 def _find_product(editor: StepEditor[Step], loop: LoopEditor, node: NodeDef) -> _Product | None:

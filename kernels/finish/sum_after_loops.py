@@ -11,14 +11,14 @@ import tensorflow as tf
 from autodist.graph.editor import NodeDef
 from autodist.graph.loop_editor import LoopEditor
 from autodist.graph.names import node_of
-from autodist.graph.ops import Trait
-from autodist.graph.step import ReplicatedStep, Step
+from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.base import Context, Kernel
+from autodist.kernels.finish.loop_kernel import LoopKernel
 
 
 @dataclass(frozen=True)
-class SumAfterLoops(Kernel[ReplicatedStep, ReplicatedStep]):
+class SumAfterLoops(LoopKernel):
     """Computes the sums over iterations that the body of a loop adds up in one op after the loop.
 
     The backward loop of a recurrent layer adds up the gradient of each matrix over the time steps. Its products of two
@@ -27,7 +27,6 @@ class SumAfterLoops(Kernel[ReplicatedStep, ReplicatedStep]):
         for t: dw ← dw + x[t]ᵀ · dz[t]       becomes       dw + rows(x)ᵀ · rows(dz)
 
     Only the order of the summation changes. The operands of all iterations stay in memory up to the end of the loop.
-    Loops that XLA compiles stay as they are.
     """
 
     name: ClassVar[str] = "sum-after-loops"
@@ -36,11 +35,37 @@ class SumAfterLoops(Kernel[ReplicatedStep, ReplicatedStep]):
         "compile-step": "XLA would need the number of iterations before the loop",
     }
 
-    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        editor = StepEditor(step)
-        loops = [node.name for node in step.graph_index.having(Trait.LOOP)]
-        changed = [name for name in loops if _sum_after(editor, name)]
-        return editor.to_step() if changed else step
+    def change(self, editor: StepEditor[Step], loop: LoopEditor) -> bool:
+        found = list(_find_sums(loop))
+        matrices = {operand: spec for one in found for operand, spec in _matrices_of(editor, loop, one)}
+        sums = [one for one in (_of_matrices(one, matrices) for one in found) if one.terms]
+        if not sums:
+            return False
+        with editor.subgraph(f"before/{loop.node.name}") as f:
+            empty = {operand: f.name(_empty_list(spec)) for operand, spec in matrices.items()}
+        made = [*f.made]
+        stacks = {operand: _stack(loop, operand, before, matrices[operand].dtype) for operand, before in empty.items()}
+        for one in sums:
+            _take_out(loop, one)
+        loop.finish()
+        with editor.subgraph(f"after/{loop.node.name}") as f:
+            rows = {
+                operand: _rows(f.input(loop.after(stack), tf.variant), matrices[operand])
+                for operand, stack in stacks.items()
+            }
+            totals = {
+                loop.after(one.variable): f.name(
+                    tf.add_n([f.input(loop.after(one.variable)), *(_of_all(term, rows) for term in one.terms)])
+                )
+                for one in sums
+            }
+        made += f.made
+        for node in made:
+            editor[node].device = loop.node.device
+        for own, total in totals.items():
+            editor.rewire(own, total, editor.consumers(loop.node.name) - set(made))
+            editor.replace_output(own, total)
+        return True
 
 
 @dataclass(frozen=True)
@@ -58,43 +83,10 @@ class _Sum:
     terms: tuple[NodeDef, ...]
 
 
+_ADDITIONS = having(Trait.ADDITION) | {"AddN"}
+
 Matrices = Mapping[str, tf.TensorSpec]
 """The operands of products in the body of a loop; they have a row for each example."""
-
-
-def _sum_after(editor: StepEditor[Step], name: str) -> bool:
-    """Takes sums out of a loop; returns False if there are none."""
-    loop = LoopEditor(editor, name)
-    found = list(_find_sums(loop))
-    matrices = {operand: spec for one in found for operand, spec in _matrices_of(editor, loop, one)}
-    sums = [one for one in (_of_matrices(one, matrices) for one in found) if one.terms]
-    if not sums:
-        return False
-    with editor.subgraph(f"before/{name}") as f:
-        empty = {operand: f.name(_empty_list(spec)) for operand, spec in matrices.items()}
-    made = [*f.made]
-    stacks = {operand: _stack(loop, operand, before, matrices[operand].dtype) for operand, before in empty.items()}
-    for one in sums:
-        _take_out(loop, one)
-    loop.finish()
-    with editor.subgraph(f"after/{name}") as f:
-        rows = {
-            operand: _rows(f.input(loop.after(stack), tf.variant), matrices[operand])
-            for operand, stack in stacks.items()
-        }
-        totals = {
-            loop.after(one.variable): f.name(
-                tf.add_n([f.input(loop.after(one.variable)), *(_of_all(term, rows) for term in one.terms)])
-            )
-            for one in sums
-        }
-    made += f.made
-    for node in made:
-        editor[node].device = loop.node.device
-    for own, total in totals.items():
-        editor.rewire(own, total, editor.consumers(name) - set(made))
-        editor.replace_output(own, total)
-    return True
 
 
 def _find_sums(loop: LoopEditor) -> Iterator[_Sum]:
@@ -102,7 +94,7 @@ def _find_sums(loop: LoopEditor) -> Iterator[_Sum]:
     for variable in range(len(loop)):
         result = loop.origin(loop.result(variable))
         addition = loop.producer(result)
-        if addition is None or addition.op not in ("AddN", "AddV2", "Add") or not loop.is_read_once(result):
+        if addition is None or addition.op not in _ADDITIONS or not loop.is_read_once(result):
             continue
         own, addends = loop.inside(variable), [loop.origin(spelled) for spelled in addition.input]
         if own in addends and loop.is_read_once(own) and not loop.is_tested(variable):

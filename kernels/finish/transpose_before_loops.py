@@ -9,15 +9,14 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.loop_editor import LoopEditor
-from autodist.graph.ops import Trait
-from autodist.graph.step import ReplicatedStep, Step
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.loop_constants import add_before, find_constant
+from autodist.kernels.finish.loop_kernel import LoopKernel
 
 
 @dataclass(frozen=True)
-class TransposeBeforeLoops(Kernel[ReplicatedStep, ReplicatedStep]):
+class TransposeBeforeLoops(LoopKernel):
     """Transposes matrices with which each iteration multiplies once, before the loop.
 
     The backward loop of a recurrent layer multiplies gradients with the transposed recurrent kernel. On a CPU a product
@@ -31,26 +30,17 @@ class TransposeBeforeLoops(Kernel[ReplicatedStep, ReplicatedStep]):
         "sum-after-loops": "a product that is computed after the loop needs no transposed matrix",
     }
 
-    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        editor = StepEditor(step)
-        loops = [node.name for node in step.graph_index.having(Trait.LOOP)]
-        changed = [name for name in loops if _transpose_before(editor, name)]
-        return editor.to_step() if changed else step
-
-
-def _transpose_before(editor: StepEditor[Step], name: str) -> bool:
-    """Transposes the constant matrices of a loop; returns False if there are none."""
-    loop = LoopEditor(editor, name)
-    products = [node for node in loop.of_op("MatMul") if node.attr["transpose_b"].b]
-    found = [(node, constant) for node in products if (constant := find_constant(editor, loop, node.input[1]))]
-    if not found:
-        return False
-    with editor.subgraph(f"transposed/{name}") as f:
-        matrices = [f.name(tf.transpose(constant.build(f), [1, 0])) for _, constant in found]
-    add_before(editor, loop, f.made, [constant for _, constant in found])
-    for (node, constant), matrix in zip(found, matrices, strict=True):
-        variable = loop.add_variable(matrix, constant.dtype, tf.TensorShape([None, None]))
-        node.input[1] = loop.inside(variable)
-        node.attr["transpose_b"].b = False
-    loop.finish()
-    return True
+    def change(self, editor: StepEditor[Step], loop: LoopEditor) -> bool:
+        products = [node for node in loop.of_op("MatMul") if node.attr["transpose_b"].b]
+        found = [(node, constant) for node in products if (constant := find_constant(editor, loop, node.input[1]))]
+        if not found:
+            return False
+        with editor.subgraph(f"transposed/{loop.node.name}") as f:
+            matrices = [f.name(tf.transpose(constant.build(f), [1, 0])) for _, constant in found]
+        add_before(editor, loop, f.made, [constant for _, constant in found])
+        for (node, constant), matrix in zip(found, matrices, strict=True):
+            variable = loop.add_variable(matrix, constant.dtype, tf.TensorShape([None, None]))
+            node.input[1] = loop.inside(variable)
+            node.attr["transpose_b"].b = False
+        loop.finish()
+        return True
