@@ -113,13 +113,14 @@ def _find_popped(loop: LoopEditor, spelled: str) -> str | None:
 def add_before(
     editor: StepEditor[Step], loop: LoopEditor, made: Iterable[str], constants: Sequence[LoopConstant]
 ) -> None:
-    """Places new nodes with their loop; loops that read a variable wait for the reads that replace theirs.
+    """Places new nodes with their loop, and reads with their variables.
 
-    A later write of the variable waits for the loop.
+    Loops that read a variable wait for the reads that replace theirs, so that later writes wait for these, too.
     """
     reads: dict[str, list[str]] = {}
     for name in made:
-        editor[name].device = loop.node.device
+        node = editor[name]
+        node.device = editor[node_of(node.input[0])].device if node.op == "ReadVariableOp" else loop.node.device
     for constant in constants:
         if constant.loop.node.name != loop.node.name:
             reads[constant.loop.node.name] = [name for name in made if editor[name].op == "ReadVariableOp"]

@@ -88,6 +88,19 @@ def test_an_lstm_multiplies_once_in_each_iteration(keras_in_float64):
     assert products_in(step) == [1, 2]
 
 
+def test_new_nodes_are_on_the_devices_of_their_loops_and_reads_with_the_variables(keras_in_float64):
+    captured = capture(training(MODELS["lstm"]()), *batches()[0])
+    strategy = plan(captured.step, 1, 2)
+    for k, replica in enumerate(strategy.graph_config.replicas):
+        replica.device = f"gpu:{k}"
+    (step,) = rewritten(captured, strategy)
+    nodes = step.graph_index.nodes
+    found = [node for name, node in nodes.items() if name.startswith(("autodist/transposed", "autodist/before"))]
+    reads = [node for node in found if node.op == "ReadVariableOp"]
+    assert {node.device[-5:] for node in found} >= {"GPU:0", "GPU:1"}
+    assert reads and all(read.device == nodes[read.input[0]].device for read in reads)
+
+
 # -- loops of a script ------------------------------------------------------------------------------------------------
 
 
