@@ -87,7 +87,11 @@ def main() -> int:
     for measurement in _measurements(arguments):
         console.print(f"[dim]{measurement.name}, load average {os.getloadavg()[0]:.1f}[/dim]")
         try:
-            results += measurement.measure()
+            for result in measurement.measure():
+                console.print(
+                    f"{result.what}: {result.ours} against {result.peer}, {result.ratio:.3f}", highlight=False
+                )
+                results.append(result)
         except JobError as error:
             console.print(f"error: {error}", style="red", markup=False)
             failed = True
