@@ -95,18 +95,17 @@ class LoopEditor:
         """Returns a variable's value for the next iteration, a tensor of the body."""
         return str(self._body.ret[self._body.signature.output_arg[variable].name])
 
-    def origin(self, spelled: str) -> str:
-        """Returns the tensor of the body of which a tensor is the only copy; itself, if there are others or none."""
+    def source(self, spelled: str, *, is_moved: bool = False) -> str:
+        """Returns the tensor of the body of which a tensor is a copy by `Identity`, or itself.
+
+        Args:
+            spelled: the tensor.
+            is_moved: stop at a copy that more than one node or result reads.
+        """
         node = self.producer(spelled)
-        while node is not None and node.op == "Identity" and self.is_read_once(spelled):
+        while node is not None and node.op == "Identity" and (not is_moved or self.is_read_once(spelled)):
             spelled = node.input[0]
             node = self.producer(spelled)
-        return spelled
-
-    def source(self, spelled: str) -> str:
-        """Returns the tensor of the body of which a tensor is a copy, or itself."""
-        while (node := self.producer(spelled)) is not None and node.op == "Identity":
-            spelled = node.input[0]
         return spelled
 
     def producer(self, spelled: str) -> NodeDef | None:

@@ -92,11 +92,11 @@ Matrices = Mapping[str, tf.TensorSpec]
 def _find_sums(loop: LoopEditor) -> Iterator[_Sum]:
     """Yields the sums whose terms may be products of matrices, or sums of their rows."""
     for variable in range(len(loop)):
-        result = loop.origin(loop.result(variable))
+        result = loop.source(loop.result(variable), is_moved=True)
         addition = loop.producer(result)
         if addition is None or addition.op not in _ADDITIONS or not loop.is_read_once(result):
             continue
-        own, addends = loop.inside(variable), [loop.origin(spelled) for spelled in addition.input]
+        own, addends = loop.inside(variable), [loop.source(spelled, is_moved=True) for spelled in addition.input]
         if own in addends and loop.is_read_once(own) and not loop.is_tested(variable):
             terms = (loop.producer(spelled) for spelled in addends if loop.is_read_once(spelled))
             yield _Sum(variable, addition, tuple(term for term in terms if term is not None and _sums_rows(term)))
@@ -142,7 +142,7 @@ def _stack(loop: LoopEditor, operand: str, before: str, dtype: tf.DType) -> int:
 def _take_out(loop: LoopEditor, one: _Sum) -> None:
     """Leaves the terms out of a sum in the body of a loop."""
     gone = {term.name for term in one.terms}
-    left = [spelled for spelled in one.addition.input if node_of(loop.origin(spelled)) not in gone]
+    left = [spelled for spelled in one.addition.input if node_of(loop.source(spelled, is_moved=True)) not in gone]
     if len(left) == 1:
         loop.replace(one.addition.name, left[0])
     else:

@@ -35,7 +35,10 @@ from bench.ways import (
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = parse_arguments(
+        *("alone", "autodist", "mesh", "evaluation", "evaluation-alone"),
+        *("dtensor", "mirrored", "multi-worker", "parameter-server", "transfer"),
+    )
     # A hard time limit for any wait.
     faulthandler.dump_traceback_later(arguments.limit, exit=True)
     if arguments.of_cores > 1:

@@ -11,7 +11,7 @@ from bench.turns import parse_arguments, run
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = parse_arguments("jax", "torch")
     faulthandler.dump_traceback_later(arguments.limit, exit=True)
     cores = sorted(os.sched_getaffinity(0))
     if arguments.workers > 1:  # JAX has a thread for each core that it may use

@@ -32,10 +32,10 @@ class Training:
     leads: bool = True
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Returns the arguments with which `bench.jobs` starts a process."""
+def parse_arguments(*ways: str) -> argparse.Namespace:
+    """Returns the arguments with which `bench.jobs` starts a process for one of some ways of training."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way")
+    parser.add_argument("way", choices=ways)
     parser.add_argument("model", choices=TASKS)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--replicas", type=int, default=1)

@@ -14,18 +14,14 @@ from bench.frameworks import PACKAGES
 from bench.jobs import SCRIPTS, Job, Length, Way
 
 
-def _program() -> Any:
+@pytest.fixture(scope="module")
+def program() -> Any:
     spec = importlib.util.spec_from_file_location("bench_program", SCRIPTS / "bench.py")  # the package has its name
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def program() -> Any:
-    return _program()
 
 
 def measured(program: Any, **chosen: Any) -> list[str]:

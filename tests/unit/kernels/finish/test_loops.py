@@ -21,9 +21,9 @@ def batches(count=3, examples=6):
     return [[rng.normal(size=(examples, STEPS, WIDTH))] for _ in range(count)]
 
 
-def training(model, optimizer=None):
+def training(model):
     """Returns a step that trains a model to return zeros."""
-    optimizer = optimizer or keras.optimizers.Adam(0.01)
+    optimizer = keras.optimizers.Adam(0.01)
     variables = model.trainable_variables
     optimizer.build(variables)
 
