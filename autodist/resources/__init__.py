@@ -8,16 +8,21 @@ from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup, 
 from autodist.resources._sections import CheckpointSection, StrategySection, Sync, Timeouts, VariableOverride
 from autodist.resources._spec import ResourceSpec
 from autodist.resources._workers import Allotment, Replica, Worker
+from autodist.resources.measurements import MeasuredPair, Measurements, NetworkMeasurement, StepMeasurement
 
 __all__ = [
     "DEFAULT_NETWORK_BANDWIDTH",
     "MOST_RESTARTS",
     "Allotment",
     "CheckpointSection",
+    "MeasuredPair",
+    "Measurements",
+    "NetworkMeasurement",
     "Node",
     "Replica",
     "ResourceSpec",
     "SSHGroup",
+    "StepMeasurement",
     "StrategySection",
     "Sync",
     "Timeouts",

@@ -15,7 +15,7 @@ _EXAMPLE = (
     "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, if a scheduler starts the "
     "processes"
 )
-_HIDDEN = ("source", "is_given", "allotments", "mesh_rows", "micro_batches", "owned_bytes")
+_HIDDEN = ("source", "is_given", "allotments", "mesh_rows", "micro_batches", "owned_bytes", "measurements")
 
 MOST_RESTARTS = 1000
 

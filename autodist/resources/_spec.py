@@ -19,6 +19,7 @@ from autodist.resources._plain import plain_copy
 from autodist.resources._sections import Timeouts
 from autodist.resources._workers import Allotment, Replica, Worker, allot, assign_workers, list_replicas, name_places
 from autodist.resources._yaml import read_text, read_yaml
+from autodist.resources.measurements import Measurements
 
 
 class ResourceSpec(YamlKeys):
@@ -56,12 +57,14 @@ class ResourceSpec(YamlKeys):
         micro_batches: the number of micro-batches of a pipeline, which are its replicas, all on the device of its first
             worker; 0: not a pipeline, and each device of each worker is a replica.
         owned_bytes: for each worker, the bytes of variables of earlier steps that it owns; (): no earlier step.
+        measurements: the measurements of the network and of the step that a strategy is built for.
     """
 
     allotments: tuple[Allotment, ...] = Field(default=(), repr=False)
     micro_batches: int = Field(default=0, repr=False)
     mesh_rows: tuple[tuple[int, ...], ...] = Field(default=(), repr=False)
     owned_bytes: tuple[int, ...] = Field(default=(), repr=False)
+    measurements: Measurements = Field(default=Measurements(), repr=False)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> ResourceSpec:
@@ -156,6 +159,10 @@ class ResourceSpec(YamlKeys):
     def with_owned_bytes(self, owned: Sequence[int]) -> ResourceSpec:
         """Returns this spec with the bytes of variables of earlier steps that each worker owns."""
         return self.model_copy(update={"owned_bytes": tuple(owned) if any(owned) else ()})
+
+    def with_measurements(self, measurements: Measurements) -> ResourceSpec:
+        """Returns this spec with other measurements."""
+        return self.model_copy(update={"measurements": measurements})
 
     def for_workers(self) -> ResourceSpec:
         """Returns the spec that other workers receive: without the SSH groups, which may hold the chief's secrets."""

@@ -119,7 +119,7 @@ def _events(stats: Any, queues: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         free_at: list[float] = []  # by thread
         for node in sorted(nodes, key=lambda n: n.all_start_micros):
-            start, length = _when(node)
+            start, length = start_and_length(node)
             tid = next((k for k, end in enumerate(free_at) if end <= start), len(free_at))
             free_at[tid : tid + 1] = [start + length]
             args = {"label": node.timeline_label}
@@ -131,8 +131,8 @@ def _events(stats: Any, queues: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def _when(node: Any) -> tuple[float, float]:
-    """Returns start and length in microseconds. TensorFlow records transfers without the nanosecond fields."""
+def start_and_length(node: Any) -> tuple[float, float]:
+    """Returns start and length of a node, in microseconds; TensorFlow records transfers without nanoseconds."""
     if node.all_start_nanos:
         return node.all_start_nanos / 1000, node.all_end_rel_nanos / 1000
     return float(node.all_start_micros), float(node.all_end_rel_micros)

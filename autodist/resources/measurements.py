@@ -1,0 +1,92 @@
+"""Measurements of a run's network and of a step's computation, from which `strategy: Auto` chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class MeasuredPair:
+    """The link between two workers, measured through TensorFlow's transport while nothing else was sent.
+
+    Attributes:
+        one: index of the first worker.
+        other: index of the second worker.
+        round_trip: seconds for a tensor of one byte from one to the other and back.
+        there: bytes per second from `one` to `other`.
+        back: bytes per second from `other` to `one`.
+    """
+
+    one: int
+    other: int
+    round_trip: float
+    there: float
+    back: float
+
+
+@dataclass(frozen=True)
+class NetworkMeasurement:
+    """The costs of transfers between the workers of a run.
+
+    Attributes:
+        pairs: the measured links: one of each pair of machines, and one within each machine that has several workers.
+        message: seconds by which each additional small tensor, sent to one worker with others, prolongs a transfer.
+        gathered: bytes per second that arrive at one worker while all others send to it; 0 with two workers.
+        exchanged: bytes per second that each worker sends while all workers send to all others.
+        call: seconds by which each additional worker that executes part of a run prolongs the run; 0 with two workers.
+        at: date and time of the measurement (ISO 8601, UTC).
+    """
+
+    pairs: tuple[MeasuredPair, ...]
+    message: float
+    gathered: float
+    exchanged: float
+    call: float
+    at: str
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """The computation of a training step on one replica of the chief, for its part of the first batch.
+
+    Attributes:
+        seconds: duration of a step, without a trace, with the threads of a replica.
+        fixed: the part of `seconds` that does not depend on the number of examples, from a second, smaller batch.
+        updates: seconds of operations that only update a variable and its slots, by the variable's name.
+        ready: seconds from the start of the step to the moment when the gradient of a variable exists, by its name.
+        rows: distinct rows of a table that the batch touches, by the variable's name.
+        took: seconds that the measurement took.
+    """
+
+    seconds: float
+    fixed: float
+    updates: Mapping[str, float] = field(default_factory=dict)
+    ready: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    took: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The measurements of a run.
+
+    Attributes:
+        network: None: not measured; with one worker there is none.
+        step: None: the step could not be measured.
+        why_not: reason why the step could not be measured; empty if it was.
+        slots: bytes of the slots of a variable, by its name.
+        activations: bytes that a worker keeps for the backward pass.
+        slowness: seconds of a step on each worker, as a multiple of the chief's; (): not known, as if they were equal.
+        chosen: the strategy of an earlier run that this run continues, as bytes; `Auto` returns it. b"": none.
+        memory: bytes of memory of each worker; 0: not known; (): none is known.
+    """
+
+    network: NetworkMeasurement | None = None
+    step: StepMeasurement | None = None
+    why_not: str = ""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    activations: int = 0
+    slowness: tuple[float, ...] = ()
+    memory: tuple[int, ...] = ()
+    chosen: bytes = b""
