@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class Coordination:
         are_workers_distinguished: True if the script has read its worker's index, so that workers may diverge.
         has_agreed: True if the workers have exchanged what they read of sharded files.
         has_work: True if the workers have agreed on something or reduced a value.
+        waiting: returns the context of each wait for the chief.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Coordination:
         self._mailbox: Mailbox | None = None
         self._give_up: Send | None = None
         self.are_workers_distinguished = self.has_agreed = self.has_work = False
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self._has_given_up = Event()
         self._has_logged_evaluation = False
 
@@ -133,7 +136,8 @@ class Coordination:
 
     def broadcast(self, message: bytes = b"") -> bytes:
         """Returns the chief's message, on every worker, once all have made this collective call."""
-        return self._peers.guard(self._transport.broadcast, message)
+        with self.waiting():
+            return self._peers.guard(self._transport.broadcast, message)
 
     def gather(self, message: bytes) -> list[bytes]:
         """Returns on the chief the message of each worker, on the others an empty list; a collective call."""
@@ -240,7 +244,7 @@ class Coordination:
                 self._join()  # which raises, on all workers
         with self._failed_step.guarding(but=CheckpointError):
             if not is_certain and self._calls is not None:
-                if not self._peers.guard(self._calls.are_made_together, Call(name), True):
+                if not self._are_made_together(self._calls, Call(name, is_required=True), True):
                     raise _mismatch_error(f"{_worker_name(self._index)} calls {name}, and others do not", name)
             self.reach_collective()
             return self.broadcast(text.encode()).decode()
@@ -268,7 +272,11 @@ class Coordination:
             self._join()
         assert self._calls is not None, "there are several workers"
         with self._failed_step.guarding(is_step=False):  # this worker may be alone in it
-            return self._peers.guard(self._calls.are_made_together, Call(*describe()), is_certain)
+            return self._are_made_together(self._calls, Call(*describe()), is_certain)
+
+    def _are_made_together(self, calls: CallMatching, call: Call, is_certain: bool) -> bool:
+        with self.waiting():
+            return self._peers.guard(calls.are_made_together, call, is_certain)
 
     def _log_local_evaluation(self) -> None:
         if not self._has_logged_evaluation:
@@ -295,11 +303,11 @@ class Coordination:
             return False
         if isinstance(error, UnevenBatchError) and error.has_run:
             return False
-        call = Call("a refusal", type(error).__name__)
+        call = Call("a refusal", type(error).__name__, is_required=True)
         try:
-            return self._peers.guard(self._calls.are_made_together, call, True)
-        except ClusterError:  # another worker has ended meanwhile; the next call raises that
-            return False
+            return self._are_made_together(self._calls, call, True)
+        except ClusterError:  # another worker has ended meanwhile; the next call raises that, and not this error
+            return True
 
     def give_up(self, reason: str) -> None:
         """On another worker, ends the run with this worker's failure as the reason; waits until the chief does so."""

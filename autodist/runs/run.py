@@ -255,6 +255,7 @@ class Run:
         self._variable_slices = VariableSlices(control, self.index, self.workers, self._home)
         spread = VariableBroadcast(self._graph_runners, self.index, self.workers, self._home)
         self.variable_sync = VariableSync(self._variable_slices, spread, self.tracker, mailbox, self.guard, self.pull)
+        self.coordination.waiting = self.variable_sync.waiting_elsewhere
         self.coordination.begin(messages, mailbox)
 
     def _home(self, worker: int, dtype: tf.DType, device: str | None = None) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,8 @@ class VariableSync:
         self._guard, self._catch_up = guard, catch_up
         self._consensus: WriteConsensus | None = None
         self._warned: set[str] = set()
+        # Written by this worker's script before a step that is void, so that its repetition reports them.
+        self._written: dict[TrackedVariable, None] = {}
         if mailbox is not None:
             send = mailbox.open_box(lambda _, message: write_consensus.receive(ControlMessage.decode(message)))
             self._consensus = write_consensus = WriteConsensus(
@@ -86,9 +89,11 @@ class VariableSync:
                 flush()
                 self._guard(self._variable_slices.set, ahead, _mark_current)
             return StepAction.STEP
-        alike = [t for t in ahead if t.is_alike and t.holder.is_everywhere] if is_synchronous else []
-        if alike:
-            self._guard(self._variable_slices.set, alike, _mark_current, [self._broadcast.worker])
+        reset = [t for t in ahead if t.is_reset and t.holder.is_everywhere] if is_synchronous else []
+        if reset:
+            # Also if this worker has written since: without the chief's value, its session has that of all others.
+            values = [t if t.is_alike else _Zero(t) for t in reset]
+            self._guard(self._variable_slices.set, values, _mark_current, [self._broadcast.worker])
             ahead = [t for t in ahead if t.is_ahead]
         if self._consensus.begins(bool(ahead)):
             if self._consensus.owes_answers:
@@ -116,12 +121,18 @@ class VariableSync:
         if self._is_chief:
             self._catch_up()  # with the values before the step
             return action
+        self._hand_over(names)
+        self._written.update(dict.fromkeys(ahead))
+        if action is StepAction.STEP:
+            self._warn([t for t in self._written if t.shared_name not in names])
+            self._written.clear()
+        return action
+
+    def _hand_over(self, names: Collection[str]) -> None:
+        """Marks the values that the chief has sent as current."""
         for tracked in self._tracker:
             if tracked.shared_name in names:
                 tracked.hand_over(is_same=False)
-        if action is StepAction.STEP:
-            self._warn([t for t in ahead if t.shared_name not in names])
-        return action
 
     def _push(self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable], is_synchronous: bool) -> None:
         """On the chief, sends its values to all workers; sets those owned by workers that make no more steps itself."""
@@ -148,6 +159,18 @@ class VariableSync:
             return True
         return self._consensus.ended()
 
+    @contextmanager
+    def waiting_elsewhere(self) -> Iterator[None]:
+        """Context of another call in which this worker waits for the chief; see `WriteConsensus.go_away`."""
+        if self._consensus is None or self._is_chief:
+            yield
+            return
+        self._guard(self._consensus.go_away)
+        try:
+            yield
+        finally:
+            self._hand_over(self._consensus.come_back())
+
     def close(self) -> None:
         """Announces that this worker's script makes no more steps."""
         if self._consensus is not None:
@@ -164,8 +187,21 @@ class VariableSync:
             )  # fmt: skip
 
 
-def _mark_current(tracked: TrackedVariable) -> None:
-    tracked.hand_over(is_same=True)
+class _Zero:
+    """Zero as the value of a variable to which this worker's script has assigned another value since."""
+
+    def __init__(self, tracked: TrackedVariable) -> None:
+        self.tracked, self.stored, self.byte_size = tracked, tracked.stored, tracked.byte_size
+
+    def read(self) -> np.ndarray:
+        return np.zeros(self.stored.shape, self.stored.dtype.as_numpy_dtype)
+
+
+def _mark_current(value: TrackedVariable | _Zero) -> None:
+    if isinstance(value, _Zero):
+        value.tracked.is_reset = False
+    else:
+        value.hand_over(is_same=True)
 
 
 def is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:

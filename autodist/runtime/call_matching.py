@@ -43,10 +43,12 @@ class Call:
     Attributes:
         what: name of the call. A worker that makes another call may still reach this one.
         data: digest of its data; only calls with equal data are made together.
+        is_required: True if no worker can make it alone. The chief then first lets workers make other calls alone.
     """
 
     what: str
     data: str = ""
+    is_required: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,7 @@ class CallMatching:
 
     def have_all_left(self) -> bool:
         """On the chief, returns True if all others make no more calls; waits for their messages within a time limit."""
-        with self._changed:
-            silent, query = self._silent(), self._message(CallMessageKind.QUERY)
-        if silent:
-            self._send(silent, query)
+        self._query()
         with self._changed:
             self._changed.wait_for(lambda: not self._silent(), TIME_LIMIT)
             return all(self._passed.get(worker) == _END for worker in self._others)
@@ -183,20 +182,34 @@ class CallMatching:
     def _gather(self, call: Call, limit: float | None) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: not self._silent(), QUERY_AFTER)
-            silent = self._silent()
-            query = self._message(CallMessageKind.QUERY)
+            own = self._message(CallMessageKind.CALLING, call)
+        self._query()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._silent(), limit)
+                # A call that a worker makes before this one, and the chief does not make.
+                early = self._making_another(own) if call.is_required else []
+                callers = early or [w for w in self._others if w in self._open and _matches(self._open[w], own)]
+                are_all = callers == self._others and all(self._open[w].call == call for w in callers)
+                kind = CallMessageKind.TOGETHER if are_all else CallMessageKind.ALONE
+                answers = [(w, self._message(kind, number=self._open.pop(w).number)) for w in callers]
+            for to, message in answers:
+                self._send([to], message)
+            if not early:
+                return are_all
+            self._query()
+
+    def _query(self) -> None:
+        """Queries the workers that have sent no message about the chief's position or a later one."""
+        with self._changed:
+            silent, query = self._silent(), self._message(CallMessageKind.QUERY)
         if silent:
             self._send(silent, query)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._silent(), limit)
-            own = self._message(CallMessageKind.CALLING, call)
-            callers = [w for w in self._others if w in self._open and _matches(self._open[w], own)]
-            are_all = callers == self._others and all(self._open[w].call == call for w in callers)
-            kind = CallMessageKind.TOGETHER if are_all else CallMessageKind.ALONE
-            answers = [(w, self._message(kind, number=self._open.pop(w).number)) for w in callers]
-        for to, message in answers:
-            self._send([to], message)
-        return are_all
+
+    def _making_another(self, own: CallMessage) -> list[int]:
+        """Returns the workers that make another call than the chief at the same position, and can make it alone."""
+        others = [w for w, one in self._open.items() if one.position == own.position and not _matches(one, own)]
+        return [w for w in others if (call := self._open[w].call) is not None and not call.is_required]
 
     def _silent(self) -> list[int]:
         return [w for w in self._others if w not in self._open and self._passed.get(w, 0) <= self._position]

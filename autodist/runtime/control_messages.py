@@ -12,9 +12,10 @@ class ControlKind(enum.StrEnum):
 
     READY = "ready"  # to the chief: this worker waits before the step
     QUERY = "query"  # from the chief: it has values for the step; will the worker be ready?
-    COMING = "coming"  # to the chief: this worker has not begun the step and will be ready
+    COMING = "coming"  # to the chief: this worker has not begun the step, or repeats it, and will be ready
     WITHIN = "within"  # to the chief: this worker is in the step
     BEYOND = "beyond"  # to the chief: this worker has finished the step
+    AWAY = "away"  # to the chief: this worker waits in another call; the chief sets its values
     VOID = "void"  # from the chief: the step does not count and must be repeated
     VOIDED = "voided"  # to the chief: acknowledges VOID
     GIVEN = "given"  # from the chief: its values follow, as listed

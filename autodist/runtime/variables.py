@@ -53,6 +53,8 @@ class TrackedVariable:
         is_settled: True if a step that trains it, or that stores state for such a step, has decided the holder.
         is_ahead: True if Python has assigned a value that the session does not have yet (initially true).
         is_alike: True if every worker assigns the value that is ahead, so that none needs the chief's.
+        is_reset: True if every worker has set it to zero and the session does not have that yet; a later write by this
+            worker's script alone leaves it so.
         is_behind: True if a step of this worker has written it, so that the script's object has an older value.
         is_asynchronous: True if steps of other workers write it as well, at any time.
         is_aliased: True if another object holds its handle (for example a data set's function) and uses it unobserved.
@@ -66,6 +68,7 @@ class TrackedVariable:
     is_settled: bool = False
     is_ahead: bool = True
     is_alike: bool = False
+    is_reset: bool = False
     is_behind: bool = False
     is_asynchronous: bool = False
     is_aliased: bool = False
@@ -120,7 +123,7 @@ class TrackedVariable:
         Args:
             is_same: True if the script's object has the same value, which stays current unless it is freed.
         """
-        self.is_ahead = self.is_alike = False
+        self.is_ahead = self.is_alike = self.is_reset = False
         if not is_same or self.byte_size >= LARGE or deferred(self.source) is not None:
             self.fall_behind()
 
@@ -191,6 +194,7 @@ class VariableTracker:
         for tracked in map(self.of, sources):
             if tracked is not None and tracked.is_ahead and not tracked.is_aliased and not tracked.is_asynchronous:
                 tracked.is_alike = not np.any(tracked.read())
+                tracked.is_reset |= tracked.is_alike
 
     def compare_aliased(self) -> None:
         """Marks aliased variables whose value has changed since the last step."""

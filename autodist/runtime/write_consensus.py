@@ -67,6 +67,25 @@ class WriteConsensus:
         self._answers: dict[int, ControlMessage] = {}
         self._waiting: dict[int, int] = {}
         self._left: set[int] = set()
+        self._is_away = False
+
+    def go_away(self) -> None:
+        """Before another call in which this worker waits for the chief, which may wait for this worker's next step.
+
+        The chief then sets this worker's values itself.
+        """
+        with self._changed:
+            self._is_away = True
+            if self._wanted is not None:
+                self._send([0], ControlMessage(ControlKind.AWAY, self._wanted, self._worker))
+
+    def come_back(self) -> frozenset[str]:
+        """After that call, returns the names of the variables that the chief has set meanwhile."""
+        with self._changed:
+            self._is_away = False
+            if self._wanted is not None and any(message.step >= self._wanted for message in self._pushed):
+                self._wanted = None
+            return self._take_names()
 
     def begins(self, has_written: bool) -> bool:
         """Begins the next step unless values must be sent first; returns True if the step has begun.
@@ -119,8 +138,8 @@ class WriteConsensus:
                 self._changed.wait_for(lambda: set(self.present) <= set(self._answered(step, ControlKind.TAKEN)))
             self._answers.clear()
             self._begin()
-            message = ControlMessage(ControlKind.PUSHED, self._step, 0, tuple(names))
-        self._send(self._others, message)
+            # Under the lock: BEGUN, which answers WAITING from now on, would let a worker begin without the values.
+            self._send(self._others, ControlMessage(ControlKind.PUSHED, self._step, 0, tuple(names)))
 
     def ended(self) -> bool:
         """Records the end of the step; returns True if it must be repeated."""
@@ -163,9 +182,8 @@ class WriteConsensus:
                 case _:
                     self._answers[message.worker] = message
             self._changed.notify_all()
-            again = self._again
-        if answer is not None:
-            self._send([0], ControlMessage(answer, message.step, self._worker, again=again))
+            if answer is not None:  # sent under the lock: the script may be about to send READY, which must come later
+                self._send([0], ControlMessage(answer, message.step, self._worker, again=self._again))
         if message.kind == ControlKind.WAITING:
             self.answer_waiting()
 
@@ -178,10 +196,12 @@ class WriteConsensus:
 
     def _answer(self, step: int) -> ControlKind:
         """Returns the answer to QUERY: this worker's position relative to a step for which the chief has values."""
-        if self._ready_for == step:
+        if self._ready_for is not None and step <= self._ready_for:  # a worker that is ahead receives values as well
             return ControlKind.READY
         self._wanted = step
-        if self._step < step:
+        if self._is_away and not self._is_within:
+            return ControlKind.AWAY
+        if self._step < step or self._void == step:  # it repeats a step that is void
             return ControlKind.COMING
         return ControlKind.WITHIN if self._is_within_step(step) else ControlKind.BEYOND
 
@@ -205,10 +225,14 @@ class WriteConsensus:
             self._send(late, ControlMessage(ControlKind.QUERY, step, 0))
         ahead = (ControlKind.WITHIN, ControlKind.BEYOND) if is_in_lockstep else ()
         with self._changed:
-            self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY, ControlKind.COMING, *ahead))
+            # A worker that is away comes to a step in lockstep, and then reads the values of before until it does.
+            here = (ControlKind.READY,) if is_in_lockstep else (ControlKind.READY, ControlKind.AWAY)
+            coming = (ControlKind.COMING, ControlKind.AWAY)
+            self._changed.wait_for(lambda: not self._missing(step, *here, *coming, *ahead))
             if not self._answered(step, *ahead):
-                self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY))
-                self.present = [other for other in self._others if other not in self._left]
+                self._changed.wait_for(lambda: not self._missing(step, *here))
+                self.present = [other for other in self._answered(step, ControlKind.READY) if other not in self._left]
+                self.present.sort()
                 self._answers.clear()
                 self._again = False
                 return StepAction.PUSH
@@ -244,8 +268,8 @@ class WriteConsensus:
         with self._changed:
             step = self._step + 1 if self._wanted is None else self._wanted
             self._ready_for = step
-        self._send([0], ControlMessage(ControlKind.READY, step, self._worker, again=self._again))
-        with self._changed:
+            if self._void is None:  # else the chief knows: READY would replace VOIDED, for which it may still wait
+                self._send([0], ControlMessage(ControlKind.READY, step, self._worker, again=self._again))
             is_clear = self._changed.wait_for(lambda: self._announced or self._is_clear(step), QUERY_AFTER)
         if not is_clear:
             self._send([0], ControlMessage(ControlKind.WAITING, step, self._worker))
@@ -256,10 +280,14 @@ class WriteConsensus:
         with self._changed:
             self._ready_for, self._again = None, False
             self._wanted = None if self._wanted == step else self._wanted  # the chief may have values for the next step
-            names = frozenset(name for message in self._pushed for name in message.names)
-            self._pushed.clear()
+            names = self._take_names()
             self._begin()
             return (StepAction.STEP if self._void is None else StepAction.VOID), names
+
+    def _take_names(self) -> frozenset[str]:
+        names = frozenset(name for message in self._pushed for name in message.names)
+        self._pushed.clear()
+        return names
 
     def _has_values(self, step: int) -> bool:
         """Returns True if values follow, once the next action is known."""
