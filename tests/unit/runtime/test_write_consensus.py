@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -188,21 +187,6 @@ def test_writes_of_the_chief_before_each_step_reach_all_workers(workers: Workers
 def test_writes_of_another_worker_alone_are_dropped(workers: Workers):
     workers.run(4, lambda worker, number: 100 if (worker, number) == (1, 2) else None, nobody)
     assert workers.dropped == [1] and workers.values[0] == workers.values[2] == 4
-
-
-@pytest.mark.parametrize("late", range(WORKERS))
-@pytest.mark.parametrize("writers", [s for n in (1, 2, 3) for s in itertools.combinations(range(WORKERS), n)])
-def test_writes_reach_all_workers_whichever_is_late(workers: Workers, writers: tuple[int, ...], late: int):
-    """The late worker comes after all others have waited long enough to send a request."""
-
-    def hold(worker: int, number: int) -> None:
-        if worker == late and number == 2:
-            threading.Event().wait(4 * write_consensus.QUERY_AFTER)
-
-    workers.run(4, lambda worker, number: 100 + worker if worker in writers and number == 2 else None, hold)
-    assert workers.values[0] == (102 if 0 in writers else 4)
-    assert len({v for w, v in enumerate(workers.values) if w not in workers.dropped}) == 1
-    assert set(workers.dropped) == (set() if 0 in writers else set(writers))
 
 
 def test_without_waiting_the_others_join_after_their_step(workers: Workers):
