@@ -4,6 +4,7 @@
     python scripts/bench.py --only mirrored --model mlp
     python scripts/bench.py --only links                    # slow links, which are not part of everything; ten minutes
     python scripts/bench.py --only frameworks               # JAX and PyTorch in environments of their own; half an hour
+    python scripts/bench.py --only auto                     # the choices of Auto, against all builders; two hours
     python scripts/bench.py --only paper --json paper.json  # keeps the results, for scripts/plots.py
 
 Both sides of a ratio run at the same time and alternate, so that other load on the machine affects both equally: the
@@ -28,6 +29,7 @@ from dataclasses import asdict, dataclass
 
 import rich.console
 import rich.table
+from bench.auto import cells, compare_auto
 from bench.calls import compare_calls
 from bench.checkpoints import compare_checkpoints
 from bench.comparisons import GOAL, Result, compare, comparisons
@@ -58,8 +60,9 @@ GROUPS = {
     "paper": "two workers, on paper",
     "links": "MultiWorkerMirroredStrategy, 2 workers, a slow link",
     "frameworks": "Keras on JAX, or PyTorch",
+    "auto": "the best of the reference plans, or the measured time",
 }
-ON_REQUEST = ("links", "frameworks")
+ON_REQUEST = ("links", "frameworks", "auto")
 """Groups that are not part of everything."""
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
@@ -143,6 +146,9 @@ def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
     for link in links():
         if _is_selected(arguments, "links", link.model):
             yield Measurement(f"{link.model}: a link of {link}", lambda link=link: compare_link(link, length))
+    for cell in cells():
+        if _is_selected(arguments, "auto", cell.model):
+            yield Measurement(f"Auto: {cell}", lambda cell=cell: compare_auto(cell, length))
     for model in MEMORY_MODELS:
         if _is_selected(arguments, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])

@@ -9,6 +9,7 @@ from autodist.placement.group import worker_count
 from autodist.placement.partitioning import Partitioning, even_sizes
 from autodist.strategies import all_reduce, cost, partitioning, ps, ps_load_balancing
 from autodist.strategies.all_reduce import AllReduce, AllReduceOptions, all_reduce_node, all_reduce_synchronizer
+from autodist.strategies.auto import Auto, find_auto
 from autodist.strategies.base import (
     BuildsStrategy,
     StrategyBuilder,
@@ -63,6 +64,7 @@ __all__ = [
     "SYNCHRONOUS",
     "AllReduce",
     "AllReduceOptions",
+    "Auto",
     "BuildsStrategy",
     "Cut",
     "GraphLike",
@@ -101,6 +103,7 @@ __all__ = [
     "divides_variables",
     "errors_with_place",
     "even_sizes",
+    "find_auto",
     "find_builder",
     "find_mesh",
     "find_pipeline",

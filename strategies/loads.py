@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import lcm
 
 from autodist.resources import ResourceSpec
+from autodist.strategies.network_model import NetworkModel
 from autodist.strategies.variables import SyncedVariable
 
 PieceKey = tuple[str, int]
@@ -107,7 +108,15 @@ def usual_owners(resource_spec: ResourceSpec) -> tuple[int, ...]:
 
 
 def worker_bandwidths(resource_spec: ResourceSpec) -> tuple[Fraction, ...]:
-    """Returns the bandwidth of each worker in Gbit/s: its node's, shared evenly among the node's workers."""
+    """Returns the bandwidth of each worker in Gbit/s: its node's, shared evenly among the node's workers.
+
+    A measured bandwidth is rounded to two digits: sums of fractions stay short, and equal links stay equal.
+    """
+    if resource_spec.measurements.network is not None:
+        network = NetworkModel.of(resource_spec)
+        shared = Counter(network.machine_of)
+        rates = [Fraction(f"{8e-9 * rate:.2g}") for rate in network.rates]
+        return tuple(rates[machine] / shared[machine] for machine in network.machine_of)
     workers_of = Counter(worker.node.address for worker in resource_spec.workers)
     return tuple(
         Fraction(worker.node.network_bandwidth) / workers_of[worker.node.address] for worker in resource_spec.workers

@@ -10,7 +10,7 @@ from autodist.placement.group import Group
 from autodist.placement.partitioning import even_sizes
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import workers_with_replicas
-from autodist.strategies.loads import worker_bandwidths
+from autodist.strategies.network_model import NetworkModel, machines_of
 from autodist.synchronizers import Subgroups
 
 LEAST_WORKERS = 4
@@ -18,11 +18,6 @@ LEAST_WORKERS = 4
 
 PAYS = 0.8
 """Subgroups are used if a step's sums then take at most this fraction of the time without them."""
-
-CALL, MESSAGE, HOP = 1.3e-3, 0.3e-3 / 8, 0.5e-3
-"""Seconds: for each other worker that executes part of a step; for a message, if eight are sent concurrently; for each
-message that must wait for another one. Measured over TensorFlow's gRPC; repeat with
-`scripts/bench.py --only growth`."""
 
 BUCKET_BYTES = 4 << 20
 """The approximate size of a bucket."""
@@ -38,6 +33,7 @@ class SumCost:
         hops: number of sequential messages for a bucket.
         buckets: number of buckets.
         transfer: seconds for the bytes over the link of the slowest machine.
+        network: the times of calls and messages.
     """
 
     calls: int
@@ -45,11 +41,13 @@ class SumCost:
     hops: int
     buckets: int
     transfer: float
+    network: NetworkModel
 
     @property
     def seconds(self) -> float:
         """The time of one step without overlap with computation."""
-        return CALL * self.calls + MESSAGE * self.messages * self.buckets + HOP * self.hops + self.transfer
+        messages = self.network.message * self.messages * self.buckets
+        return self.network.call * self.calls + messages + self.network.hop * self.hops + self.transfer
 
 
 def sum_cost(subgroups: Subgroups | None, spec: ResourceSpec, byte_size: int) -> SumCost:
@@ -60,19 +58,14 @@ def sum_cost(subgroups: Subgroups | None, spec: ResourceSpec, byte_size: int) ->
         spec: the machines.
         byte_size: the bytes of the gradients.
     """
-    group = group_of(spec)
+    group, network = group_of(spec), NetworkModel.of(spec)
     buckets, count = max(1, -(-byte_size // BUCKET_BYTES)), len(group.workers)
-    out = _leaving(subgroups, spec, group, byte_size)
-    machine_of = _machine_of(spec)
-    bandwidths = worker_bandwidths(spec)
-    link: dict[int, float] = {}
-    for worker, bandwidth in enumerate(bandwidths):
-        link[machine_of[worker]] = link.get(machine_of[worker], 0.0) + float(bandwidth)
-    transfer = max((8e-9 * out[m] / link[m] for m in out), default=0.0)
+    out = _leaving(subgroups, network.machine_of, group, byte_size)
+    transfer = max((out[machine] / network.rates[machine] for machine in out), default=0.0)
     if subgroups is None:
-        return SumCost(count - 1, 2 * (count - 1), 2, buckets, transfer)
+        return SumCost(count - 1, 2 * (count - 1), 2, buckets, transfer, network)
     size, number = max(len(group.workers) for group in subgroups.groups), len(subgroups.groups)
-    return SumCost(subgroups.most_called, 2 * (size - 1) + 2 * (number - 1), 4, buckets, transfer)
+    return SumCost(subgroups.most_called, 2 * (size - 1) + 2 * (number - 1), 4, buckets, transfer, network)
 
 
 def choose_subgroups(spec: ResourceSpec, byte_size: int, is_asked: bool = False) -> tuple[int, ...]:
@@ -109,7 +102,7 @@ def group_of(spec: ResourceSpec) -> Group:
 
 def _candidates(spec: ResourceSpec, computing: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yields subgroups of neighbours: of whole machines, and of equal numbers of workers."""
-    machine_of, root = _machine_of(spec), isqrt(len(computing))
+    machine_of, root = machines_of(spec), isqrt(len(computing))
     machines = list(dict.fromkeys(machine_of[worker] for worker in computing))
     of_machine = {m: [w for w in computing if machine_of[w] == m] for m in machines}
     counts = (root, root + 1, 2 * root)
@@ -133,14 +126,9 @@ def _numbered(spec: ResourceSpec, units: Sequence[Sequence[int]], count: int) ->
     return tuple(number_of[worker] for worker in range(len(number_of)))
 
 
-def _machine_of(spec: ResourceSpec) -> list[int]:
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(worker.node.address, len(numbers)) for worker in spec.workers]
-
-
-def _leaving(subgroups: Subgroups | None, spec: ResourceSpec, group: Group, byte_size: int) -> dict[int, float]:
+def _leaving(subgroups: Subgroups | None, machine_of: Sequence[int], group: Group, byte_size: int) -> dict[int, float]:
     """Returns the bytes that leave each machine in a step."""
-    machine_of, total = _machine_of(spec), len(group.workers)
+    total = len(group.workers)
     on = [0] * len(set(machine_of))
     for worker in group.workers:
         on[machine_of[worker]] += 1

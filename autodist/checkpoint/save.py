@@ -173,6 +173,7 @@ class Saves:
             "workers": self._run.workers,
             "replicas": len(self._run.spec.replicas),
             "strategy": strategy and {"builder": strategy.builder, "sha256": digest_of_strategy(strategy)},
+            **self._run.steps.choices.about(),
             "autodist": importlib.metadata.version("autodist"),
             "tensorflow": tf.__version__,
         }

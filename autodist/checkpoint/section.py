@@ -14,6 +14,7 @@ from autodist.checkpoint.save_schedule import Preemption
 from autodist.errors import CheckpointError
 from autodist.resources import CheckpointSection, ResourceSpec
 from autodist.runs.dry_run import active_dry_run
+from autodist.runs.measuring.kept_choices import CHOICES
 from autodist.runs.run import Run
 
 log = logging.getLogger("autodist")
@@ -37,7 +38,8 @@ def find_resumed(spec: ResourceSpec) -> Mapping[str, Any]:
             "resumes only from checkpoints that it has saved. Name another folder there."
         )
     log.info("resuming from step %d, saved as %s.", about["step"], prefix)
-    return {"prefix": prefix, "step": about["step"], "seed": about["seed"], "made_by": about["made_by"]}
+    entries = ("step", "seed", "made_by", CHOICES)
+    return {"prefix": prefix, **{entry: about[entry] for entry in entries if entry in about}}
 
 
 def save_automatically(run: Run) -> AutomaticCheckpoints | None:

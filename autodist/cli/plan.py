@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from autodist.cli.command_errors import output, require_writable, write_file
+from autodist.cli.command_errors import UsageError, output, require_writable, write_file
 from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategies, Traceback, Workers
 from autodist.cli.plans import PlannedStrategy, Plans, read_plan
 from autodist.cli.script import Target
@@ -30,6 +30,12 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Write the plans as JSON, for `autodist diff`.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write an HTML page with plots to this file; it works offline.", dir_okay=False)
+    ] = None,
+    save_strategy: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the strategy as YAML, with a pattern for each variable, to this file.", dir_okay=False
+        ),
     ] = None,
     calls: Annotated[
         int | None,
@@ -56,8 +62,9 @@ def plan(
 
     * `autodist plan --json --strategy PS train.py > ps.json`
     """
-    if html is not None:
-        require_writable(html)
+    for file in (html, save_strategy):
+        if file is not None:
+            require_writable(file)
     target = Target(script, is_module, arguments or [])
     overrides = CliOverrides(None if cluster is None else str(cluster), workers, replicas)
     plans, _ = make_plans_quietly(target, overrides, strategies or [], calls)
@@ -65,10 +72,32 @@ def plan(
         from autodist.cli.plan_views import page_of
 
         write_file(html, page_of(plans))
+    if save_strategy is not None:
+        write_file(save_strategy, _strategy_file(plans))
     if as_json:
         typer.echo(plans.model_dump_json(indent=2))
     else:
         show(plans)
+
+
+def _strategy_file(plans: Plans) -> str:
+    """Returns the only strategy as YAML.
+
+    Raises:
+        UsageError: there are several plans, or YAML cannot express the strategy.
+    """
+    if len(plans.plans) != 1:
+        raise UsageError(
+            f"--save-strategy writes one strategy of one step, and there are {len(plans.plans)} plans: a pattern for a "
+            "variable of one step would be refused in the others. Choose one --strategy; for a script with several "
+            "steps, write the patterns by hand."
+        )
+    if not plans.plans[0].strategy_file:
+        raise UsageError(
+            f"--save-strategy cannot write {plans.plans[0].strategy}, which divides the model: settings of variables "
+            "do not express that. Its section of the YAML file already does."
+        )
+    return plans.plans[0].strategy_file
 
 
 def show(plans: Plans) -> None:

@@ -18,6 +18,7 @@ from autodist.cli.recomputed_blocks import (
 from autodist.graph.partial_count import PartialCount
 from autodist.logs.formatting import listed, readable_bytes, readable_flops, readable_shape
 from autodist.logs.tables import NARROW, text_table
+from autodist.strategies.choice_table import CHOICE_HEADS, REASON_HEADS
 from autodist.strategies.mesh_table import (
     COLLECTIVE_HEADS,
     PART_HEADS,
@@ -49,6 +50,9 @@ def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
         else:
             yield from mesh_tables(plans[0].mesh, plans[0].title, width)
         yield _workers(plans[0])
+        if plans[0].choice is not None:
+            yield plans[0].choice.table()
+            yield text_table("reasons", REASON_HEADS, plans[0].choice.reason_rows, has_lines=True)
         if plans[0].pipeline is not None:
             yield from stage_tables(plans[0].pipeline)
         if plans[0].recomputed:
@@ -237,6 +241,11 @@ def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
         _add(body, "p", "The number of sparse rows that a step touches is not known; their bytes are extra.")
     if plan.sums:
         _add(body, "p", f"{plan.sums[0].upper()}{plan.sums[1:]}.")
+    if plan.choice is not None:
+        _add(body, "h3", plan.choice.title)
+        _add(body, "p", f"{plan.choice.caption[0].upper()}{plan.choice.caption[1:]}.")
+        _add_table(body, CHOICE_HEADS, plan.choice.rows, first_number=1)
+        _add_table(body, REASON_HEADS, plan.choice.reason_rows, first_number=len(REASON_HEADS))
     _add(body, "h3", "Memory held by each worker")
     _add_bars(body, [(worker.name, worker.held) for worker in plan.workers][:MOST_BARS])
     _add_more(body, len(plan.workers), "workers")

@@ -38,10 +38,12 @@ from autodist.strategies import (
     sums_by_worker,
     synced_variables,
 )
+from autodist.strategies.choice_table import ChoiceFigures
 from autodist.strategies.cost import Link, sent_in_stage_group
 from autodist.strategies.mesh_table import MeshFigures
 from autodist.strategies.nodes import distinct_shards, pieces
 from autodist.strategies.pipeline import MODEL
+from autodist.strategies.strategy_file import strategy_yaml
 from autodist.strategies.sum_summary import sum_summary
 from autodist.strategies.table import synchronizer_text
 from autodist.synchronizers import mesh_of, partitioning_of, stages_of, workers_of_stages
@@ -82,7 +84,7 @@ class PlannedStep:
         Raises:
             StrategyError, RewriteError: the strategy is not possible for this step.
         """
-        strategy, step = steps.next(self._step, names)
+        strategy, step = steps.next(self._step, names, self._shapes)
         seen, context = Rewriting(), Context(strategy, 0)
         if self._rehearses:
             with errors_with_place(steps.builder):
@@ -124,6 +126,8 @@ class PlannedStep:
             links=self._links(tallies),
             sums=sum_summary(strategy, self._step, self._spec),
             recomputed=recomputed,
+            choice=ChoiceFigures.of(strategy.choice) if strategy.HasField("choice") else None,
+            strategy_file=strategy_yaml(strategy),
         )
 
     def _mesh_costs(

@@ -10,6 +10,7 @@ from autodist.cli.command_errors import UsageError
 from autodist.cli.recomputed_blocks import RecomputedBlockPlan
 from autodist.graph.partial_count import PartialCount
 from autodist.logs.formatting import counted
+from autodist.strategies.choice_table import ChoiceFigures
 from autodist.strategies.mesh_table import MeshFigures
 from autodist.strategies.stage_table import PipelineFigures
 
@@ -135,6 +136,8 @@ class PlannedStrategy(_Part):
         pipeline: its stages; None: not a pipeline.
         recomputed: the blocks that the backward pass recomputes.
         mesh: the parts of variables and the collectives; None: no mesh.
+        choice: the plans that `Auto` has compared; None: another builder.
+        strategy_file: the strategy as YAML with a pattern for each variable; "" if YAML cannot express it.
     """
 
     strategy: str
@@ -147,6 +150,8 @@ class PlannedStrategy(_Part):
     pipeline: PipelineFigures | None = None
     recomputed: tuple[RecomputedBlockPlan, ...] = ()
     mesh: MeshFigures | None = None
+    choice: ChoiceFigures | None = None
+    strategy_file: str = ""
 
     @property
     def title(self) -> str:

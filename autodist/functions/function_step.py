@@ -320,7 +320,8 @@ class DistributedFunction:
         own_leaves = [replace(leaf, value=value) for leaf, value in zip(leaves, own, strict=True)]
         shapes = {name: self._sharing.shape(leaf) for name, leaf in zip(captured.inputs, own_leaves, strict=True)}
         sources = {v.name: source for v, source in zip(captured.step.variables, captured.sources, strict=True)}
-        return _Traced(captured, prepare(self._run, captured.step, sources, shapes, captured.tables, name))
+        batch = dict(zip(captured.inputs, own, strict=True))
+        return _Traced(captured, prepare(self._run, captured.step, sources, shapes, captured.tables, name, batch))
 
     def _capture(
         self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]

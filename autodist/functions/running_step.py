@@ -32,6 +32,7 @@ def prepare(
     shapes: Mapping[str, Sequence[int]] | None = None,
     tables: Iterable[Table] = (),
     name: str = "",
+    batch: Mapping[str, Any] | None = None,
 ) -> RunningStep:
     """Plans, rewrites and imports a captured step; the first call waits for the other workers.
 
@@ -42,6 +43,7 @@ def prepare(
         shapes: shapes of the inputs in this worker's part of the first batch.
         tables: lookup tables that the step reads.
         name: name of the step for messages.
+        batch: values of the inputs in this worker's part of the first batch.
 
     Raises:
         StrategyError: the strategy is not possible for this step; raised before any worker trains.
@@ -50,7 +52,7 @@ def prepare(
     tracked = {v.name: run.tracker.track(sources[v.name], v.is_seed) for v in step.variables}
     run.observer.on_tracked(step, tracked)
     names = {name: one.shared_name for name, one in tracked.items()}
-    strategy, renaming = run.steps.plan(_as_settled(step, tracked), names, shapes=shapes, name=name)
+    strategy, renaming = run.steps.plan(_as_settled(step, tracked), names, shapes=shapes, name=name, batch=batch)
     tracked = {renaming.variable(name): one for name, one in tracked.items()}
     running = RunningStep(run, renaming.step(step), strategy, tracked)
     if running.is_dry_run:

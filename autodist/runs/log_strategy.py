@@ -24,6 +24,7 @@ from autodist.runs.memory_needs import MemoryNeeds, available_memory, has_gpus, 
 from autodist.runs.mesh_costs import MeshCosts, mesh_costs
 from autodist.runs.stage_costs import Link, Rewriting, StageCosts, costs_of
 from autodist.strategies import strategy_table, synced_variables
+from autodist.strategies.choice_table import ChoiceFigures
 from autodist.strategies.mesh_table import mesh_tables, requested_figures
 from autodist.strategies.stage_table import CutFigures, PipelineFigures, StageFigures, stage_tables
 from autodist.synchronizers import stages_of, workers_of_stages
@@ -108,6 +109,8 @@ def _tables(
     names = [worker.name for worker in spec.workers]
     held, rows = _held_bytes(step, rewritten, len(names)), gradient_rows(step, shapes)
     yield strategy_table(strategy, step, names, width, held, rows, spec)
+    if strategy.HasField("choice"):
+        yield ChoiceFigures.of(strategy.choice).table()
     if strategy.pipeline.stages:
         costs = costs_of(step, Context(strategy, 0), shapes, seen)
         yield from stage_tables(figures_of(strategy, step, names, held, costs))

@@ -47,7 +47,7 @@ from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import StoredVariable, TrackedVariable, VariableTracker
-from autodist.strategies import BuildsStrategy, divides_variables
+from autodist.strategies import BuildsStrategy, divides_variables, find_auto
 from autodist.synchronizers import mesh_of
 from autodist.verify.recorder import SEED, recorder
 
@@ -73,6 +73,7 @@ class Run:
             from none.
         divides_variables: True if the strategy divides variables among the workers; on the chief, it follows from the
             builder.
+        chooses_by_cost: True if the strategy follows from measurements, in which all workers take part; likewise.
 
     Attributes:
         observer: receives notifications of training steps; used by the YAML's options that save something.
@@ -88,6 +89,7 @@ class Run:
         is_in_step: True while a training step runs that `step` does not count yet.
         saved_step: step of the last checkpoint that was saved or restored; None if there is none.
         saved_as: path of that checkpoint.
+        target: target of this worker's server; "" before the workers have joined.
     """
 
     spec: ResourceSpec
@@ -96,6 +98,7 @@ class Run:
     seed: int
     resumed: Mapping[str, Any] = field(default_factory=dict)
     divides_variables: bool = False
+    chooses_by_cost: bool = False
     _graph_runners: GraphRunners | None = None
     _chief_early_values: Mapping[str, str] = field(default_factory=dict)
 
@@ -105,6 +108,7 @@ class Run:
         self.workers = len(self.spec.workers)
         if self.builder is not None:
             self.divides_variables = divides_variables(self.builder)
+            self.chooses_by_cost = find_auto(self.builder) is not None
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.startup = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup)
@@ -150,6 +154,7 @@ class Run:
         self.steps = RunSteps(self)
         self.step = int(self.resumed.get("step", 0))
         self.is_in_step = False
+        self.target = ""
         before = restarts.earlier_starts()
         self.saved_step = before.saved if not self.resumed else self.step
         self.saved_as = before.saved_as if not self.resumed else str(self.resumed["prefix"])
@@ -181,8 +186,9 @@ class Run:
         draw_from(start["draws"])
         spec, resumed = ResourceSpec.from_payload(start["spec"]), start.get("resumed", {})
         return cls(
-            spec, None, worker_client, start["seed"], resumed, start["divides"], _chief_early_values=start["early"]
-        )
+            spec, None, worker_client, start["seed"], resumed, start["divides"], start["chooses_by_cost"],
+            _chief_early_values=start["early"],
+        )  # fmt: skip
 
     def _payload(self) -> bytes:
         """Returns the start message from the chief to the other workers, as JSON."""
@@ -191,6 +197,7 @@ class Run:
             "seed": self.seed,
             "resumed": self.resumed,
             "divides": self.divides_variables,
+            "chooses_by_cost": self.chooses_by_cost,
             "draws": json.dumps(Draws.now().to_json()),
             "early": self.early_values.to_json(),
         }
@@ -246,7 +253,8 @@ class Run:
     def start(self) -> None:
         """Connects this worker to the others, and makes its session."""
         config = session_config(self.spec.workers, self.index)
-        self._graph_runners = GraphRunners(self._peers.join(config), config, self.index, self.workers)
+        self.target = self._peers.join(config)
+        self._graph_runners = GraphRunners(self.target, config, self.index, self.workers)
         if self._awaited_buffers is not None:
             self._graph_runners.persistent_buffers.resume(self._awaited_buffers)
         control = self._graph_runners.control

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autodist.errors import StrategyError
 from autodist.graph.ops import Trait
@@ -13,15 +15,22 @@ from autodist.graph.step import CapturedStep, Step
 from autodist.kernels import KERNELS, SETTING_KERNELS, AnyKernel, Fetching, registered_kernels
 from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
+from autodist.resources import Measurements
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from autodist.runs.log_strategy import log_strategy
+from autodist.runs.measuring.auto_measurements import AutoMeasurements
+from autodist.runs.measuring.kept_choices import KeptChoices
 from autodist.runs.memory_needs import held_in_one_memory, require_memory
 from autodist.runs.step_plans import StepPlans
 from autodist.runtime.program import Program
+from autodist.strategies import find_auto
+from autodist.strategies.strategy_file import strategy_yaml
 
 if TYPE_CHECKING:
     from autodist.runs.run import Run
+
+log = logging.getLogger("autodist")
 
 _REFUSAL = "refusal"
 """JSON key under which the chief sends the reason why it cannot make a strategy, in place of the strategy."""
@@ -35,6 +44,7 @@ class RunSteps:
         draws: names of operations that draw random numbers from a state that TensorFlow does not expose.
         tables: names of the lookup tables that this worker has initialized.
         has_program: True if a program was made that does more than set variables.
+        choices: strategies that `Auto` has chosen.
         on_first_program: called once, when the first training step is ready.
     """
 
@@ -46,6 +56,8 @@ class RunSteps:
         self.tables: set[str] = set()
         self.has_program = False
         self.on_first_program: Callable[[], None] | None = None
+        self.choices = KeptChoices(run.resumed, run.spec)
+        self._measures: AutoMeasurements | None = None
 
     def plan(
         self,
@@ -54,6 +66,7 @@ class RunSteps:
         rehearses: bool = True,
         shapes: Mapping[str, Sequence[int]] | None = None,
         name: str = "",
+        batch: Mapping[str, Any] | None = None,
     ) -> tuple[strategy_pb2.Strategy, Renaming]:
         """Returns the chief's strategy for a step and the chief's names for its nodes.
 
@@ -65,6 +78,7 @@ class RunSteps:
             rehearses: True if exactly this step will run, so that the chief may rewrite it before the others join.
             shapes: shapes of the step's inputs in this worker's part of the first batch, if known.
             name: name of the step for messages.
+            batch: values of the step's inputs in this worker's part of the first batch, if known.
 
         Raises:
             StrategyError: the strategy is not possible for this step; raised before any worker trains.
@@ -76,16 +90,21 @@ class RunSteps:
         if dry_run is not None and step.gradients:
             dry_run.on_step(step, names, shapes or {}, rehearses, name)
             return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
-        strategy = self._build(step, names) if run.index == 0 else None
+        chooses = run.chooses_by_cost and bool(step.gradients) and not self._plans.have_decided(step, names)
+        measured = self._measured(step, names, batch or {}, shapes or {}) if chooses else None
+        strategy = self._build(step, names, measured) if run.index == 0 else None
         if not run.have_joined:
             if strategy is not None and rehearses and run.workers > 1:
                 self._plans.rehearse(step, strategy, names)
             run.start()
         strategy, renaming = self._agree(step, strategy)
+        if chooses:
+            self.choices.add(step, strategy)
         self._plans.decide(strategy, names, renaming)
         if self.strategy is None and strategy.nodes:
             self.strategy = strategy
             if run.index == 0:
+                self._save_strategy(strategy)
                 plans, columns = self._plans, run.startup.columns
                 log_strategy(strategy, step, plans.rehearsed, run.spec, columns, shapes or {}, plans.take_rewriting())
         return strategy, renaming
@@ -133,10 +152,44 @@ class RunSteps:
             on_first_program()
         return program, rewritten
 
-    def _build(self, step: CapturedStep, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def _save_strategy(self, strategy: strategy_pb2.Strategy) -> None:
+        """Writes the strategy that `Auto` has chosen, if it has a path for it.
+
+        Raises:
+            StrategyError: the file cannot be written.
+        """
+        auto = find_auto(self._run.builder)
+        if auto is None or auto.save_as is None:
+            return
+        try:
+            pathlib.Path(auto.save_as).write_text(strategy_yaml(strategy))
+        except OSError as error:
+            raise StrategyError(
+                f"The strategy cannot be written to `save_as: {auto.save_as}`: {error.strerror}. Use a path in a "
+                "folder that exists and is writable on the chief."
+            ) from error
+        log.info("the strategy was written to %s", auto.save_as)
+
+    def _measured(
+        self,
+        step: CapturedStep,
+        names: Mapping[str, str],
+        batch: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int]],
+    ) -> Measurements:
+        """Returns the measurements for `Auto`, or the strategy that it chose in the run that this one continues."""
+        kept = self.choices.next_for(step)
+        if kept:
+            return Measurements(chosen=kept)
+        self._measures = self._measures or AutoMeasurements(self._run)
+        return self._measures.of(step, names, batch, shapes)
+
+    def _build(
+        self, step: CapturedStep, names: Mapping[str, str], measurements: Measurements | None
+    ) -> strategy_pb2.Strategy:
         """On the chief, builds the strategy for a step; once all workers have joined, all raise its StrategyError."""
         try:
-            return self._plans.build(step, names)
+            return self._plans.build(step, names, measurements)
         except StrategyError as error:
             if self._run.workers > 1 and self._run.have_joined:
                 self._run.coordination.reach_collective()

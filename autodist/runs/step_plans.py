@@ -16,7 +16,7 @@ from autodist.graph.step import CapturedStep, ReplicatedStep, Step
 from autodist.kernels import KERNELS, AnyKernel, Context, Fetching, find_divided, rewrite
 from autodist.placement.holder import Holder
 from autodist.proto import strategy_pb2
-from autodist.resources import ResourceSpec
+from autodist.resources import Measurements, ResourceSpec
 from autodist.runs.stage_costs import Rewriting
 from autodist.runtime.fusions import keep_apart
 from autodist.sharding import Sharding
@@ -64,7 +64,9 @@ class StepPlans:
         """The step that was rewritten in advance; None once it has been used."""
         return None if self._rehearsed is None else self._rehearsed[1]
 
-    def build(self, step: CapturedStep, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def build(
+        self, step: CapturedStep, names: Mapping[str, str], measurements: Measurements | None = None
+    ) -> strategy_pb2.Strategy:
         """On the chief, builds the strategy for a step; a variable of an earlier step keeps its placement.
 
         The bytes that earlier steps have placed on owners count as those owners' loads.
@@ -72,6 +74,7 @@ class StepPlans:
         Args:
             step: the step.
             names: the session's name of each variable.
+            measurements: the measurements for `Auto`; None for other builders.
 
         Raises:
             StrategyError: the strategy is not possible for this step.
@@ -84,6 +87,7 @@ class StepPlans:
         assert self._builder is not None, "the chief builds the strategy"
         trained = {names[variable.name] for variable in synced_variables(step)}
         spec = self._spec.with_owned_bytes(self._other_owned_bytes(trained))
+        spec = spec.with_measurements(measurements or Measurements())
         strategy = call_builder(self._builder, step, spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
@@ -103,6 +107,10 @@ class StepPlans:
         if self._recorder is not None:
             self._recorder.require_exact(strategy)
         return resolve_specs(strategy, step, self._spec)
+
+    def have_decided(self, step: CapturedStep, names: Mapping[str, str]) -> bool:
+        """Returns True if earlier steps have decided the placement of all variables that a step trains."""
+        return all(names[variable.name] in self._decided for variable in synced_variables(step))
 
     def _other_owned_bytes(self, names: Set[str]) -> list[int]:
         """Returns, for each worker, the bytes that it owns of the variables of earlier steps.

@@ -11,6 +11,8 @@ from bench.network import compare_sums_on_paper
 
 LIMIT = 3600.0
 WORKERS, VARIABLES = 1024, 10_000
+CHOOSING_WORKERS, MOST_CHOOSING = 64, 10.0
+"""Number of workers for which `Auto` chooses, and the limit in seconds."""
 MOST_PLANNING, MOST_TABLE, MOST_BYTES = 5.0, 1.0, 1e9
 REWRITTEN = {64: 1.5, 256: 2.5}
 """Number of workers → limit for one worker's time, relative to a cluster of two."""
@@ -39,7 +41,9 @@ def compare_planning() -> list[Result]:
             _at_most(f"{what}: table", figures["table"], MOST_TABLE, "s"),
             _at_most(f"{what}: memory", figures["bytes"] / 1e9, MOST_BYTES / 1e9, "GB"),
         ]
-    return results
+    figures = _run("bench.plan_step", str(CHOOSING_WORKERS), str(VARIABLES), "--builder=Auto")["Auto"]
+    what = f"Auto, {VARIABLES} variables, {CHOOSING_WORKERS} workers: choice"
+    return [*results, _at_most(what, figures["planning"], MOST_CHOOSING, "s", "processor time")]
 
 
 def compare_rewriting_growth(repeat: int) -> list[Result]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from bench.frameworks import PACKAGES, python_of
 from bench.relay import relayed_bytes
@@ -122,6 +123,7 @@ class Job:
             processes, if nothing else on the machine sends.
         relayed_bytes: bytes per step in the busier direction of a slow link between two workers, from the first turn to
             the last: after a turn, messages may still be on their way.
+        reports: contents of the reports of the processes, once they have ended, the leading one first.
     """
 
     def __init__(self, way: Way, length: Length, folder: pathlib.Path) -> None:
@@ -129,6 +131,7 @@ class Job:
         self.seconds: list[list[float]] = []
         self.sent_bytes: list[float] = []
         self.relayed_bytes = 0.0
+        self.reports: list[dict[str, Any]] = []
         self._relayed_before: list[int] = []
         self._end = time.monotonic() + length.limit
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -185,7 +188,8 @@ class Job:
             raise self._failure("it did not end") from None
         if code:
             raise self._failure(f"exit status {code}")
-        return [json.loads(path.read_text())["peak_bytes"] for path in sorted(self._folder.glob("*.json"))]
+        self.reports = [json.loads(path.read_text()) for path in sorted(self._folder.glob("*.json"))]
+        return [report["peak_bytes"] for report in self.reports]
 
     def stop(self) -> None:
         """Ends all processes that still run."""

@@ -11,6 +11,7 @@ import json
 import math
 from dataclasses import dataclass
 
+from autodist.strategies.network_model import CALL, MESSAGE
 from bench.comparisons import Result
 from bench.jobs import output_of
 
@@ -63,9 +64,9 @@ class Assumed:
     """
 
     gigabits: float = 25
-    message: float = 0.3e-3
+    message: float = 8 * MESSAGE
     threads: int = 8
-    peer: float = 1.3e-3
+    peer: float = CALL
     latency: float = 50e-6
 
     def seconds(self, counts: Counts) -> float:

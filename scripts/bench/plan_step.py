@@ -66,14 +66,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workers", type=int)
     parser.add_argument("variables", type=int)
+    parser.add_argument("--builder", action="append", help="a builder; default: all but Auto, which calls the others")
     arguments = parser.parse_args()
     step, spec = _step(arguments.variables), _machines(arguments.workers)
     names = [worker.name for worker in spec.workers]
     idle = _peak()
     found = {}
-    for name in registered_names():
-        if name == "Pipeline":  # needs one device per worker, and at most one worker per variable
-            continue
+    # Pipeline needs one device per worker, and at most one worker per variable.
+    for name in arguments.builder or [one for one in registered_names() if one not in ("Auto", "Pipeline")]:
         strategy, planning = _timed(lambda name=name: _plan(name, step, spec))
         _, table = _timed(lambda strategy=strategy: _show(strategy, step, names))
         shards = sum(len(node.shards) for node in strategy.nodes)

@@ -61,7 +61,7 @@ def _by_builder(step: CapturedStep, clusters: Mapping[str, Sequence[int]], repea
     seconds: dict[str, dict[str, list[float]]] = {}
     queues: dict[str, dict[str, int]] = {}
     for builder in registered_names():
-        if builder == "Pipeline":  # needs one device per worker
+        if builder in ("Auto", "Pipeline"):  # makes plans of the others; needs one device per worker
             continue
         for name, (workers, replicas) in clusters.items():
             for _ in range(repeat):

@@ -61,7 +61,8 @@ def _training(arguments: argparse.Namespace, task: Task) -> Training:
         case "alone":
             return alone(task)
         case "autodist":
-            return autodist(task, arguments.workers, arguments.replicas, arguments.builder)
+            apart = bool(arguments.delay or arguments.rate)
+            return autodist(task, arguments.workers, arguments.replicas, arguments.builder, apart)
         case "mesh":
             return mesh(task, arguments.workers, arguments.replicas, arguments.builder)
         case "dtensor":

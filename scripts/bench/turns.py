@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +27,12 @@ class Training:
     Attributes:
         step: makes one step and returns the loss.
         leads: True if the steps of this process are timed.
+        about: returns further content of its report, at the end.
     """
 
     step: Callable[[], float]
     leads: bool = True
+    about: Callable[[], dict[str, Any]] = dict
 
 
 def parse_arguments(*ways: str) -> argparse.Namespace:
@@ -74,7 +77,7 @@ def run(arguments: argparse.Namespace, training: Training) -> None:
         for _ in range(arguments.steps):
             training.step()
     own = pathlib.Path(arguments.reports) / f"{arguments.role}{0 if training.leads else os.getpid()}.json"
-    own.write_text(json.dumps({"peak_bytes": peak_bytes()}))
+    own.write_text(json.dumps({**training.about(), "peak_bytes": peak_bytes()}))
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -25,6 +25,7 @@ PASSES = 4
 OPTIONS = {
     "Pipeline 1F1B": {"builder": "Pipeline", "schedule": "1F1B", "micro_batches": 8},
     "PS in shards": {"builder": "PS", "max_shards": None},
+    "AllReduce in small groups": {"builder": "AllReduce", "chunk_size": 8},
     "FSDP without prefetch": {"builder": "FSDP", "prefetch": 0},
     "Mesh": {
         "builder": "Mesh",
@@ -64,13 +65,28 @@ def alone(task: Task) -> Training:
     return Training(lambda: float(step(*next(batches))))
 
 
-def autodist(task: Task, workers: int, replicas: int, builder: str) -> Training:
+def autodist(task: Task, workers: int, replicas: int, builder: str, apart: bool = False) -> Training:
     """Trains the same script with AutoDist's two lines: `replicas` on each of `workers` of this machine."""
-    ad = _autodist(workers, replicas, builder)
+    ad = _autodist(workers, replicas, builder, apart)
     with ad.scope():
         step = ad.function(_replica_step(task, nullcontext(), task.batch))
     batches = parts(task, ad.worker_index, ad.num_workers)
-    return Training(lambda: float(step(*next(batches))), ad.is_chief)
+    return Training(lambda: float(step(*next(batches))), ad.is_chief, lambda: _choice(ad))
+
+
+def _choice(ad: Any) -> dict[str, Any]:
+    """Returns the plan that the strategy `Auto` has chosen, and its predicted parts in seconds; empty: another one."""
+    strategy = ad._run.steps.strategy
+    if strategy is None or not strategy.HasField("choice"):
+        return {}
+    choice = strategy.choice
+    terms = {term.name: term.seconds for term in choice.terms}
+    return {
+        "chosen": choice.alternatives[0].name,
+        "predicted": choice.alternatives[0].seconds,
+        "terms": terms,
+        "alternatives": {one.name: one.seconds for one in choice.alternatives},
+    }
 
 
 def mesh(task: Task, workers: int, replicas: int, builder: str) -> Training:
@@ -92,11 +108,15 @@ def dtensor(task: Task, workers: int, index: int) -> Training:
     return Training(lambda: dense.step(*next(batches)), index == 0)
 
 
-def _autodist(workers: int, replicas: int, builder: str) -> Any:
+def _autodist(workers: int, replicas: int, builder: str, apart: bool = False) -> Any:
+    """Makes the AutoDist of a way; `apart`: each worker is on a machine of its own, as for slow links."""
     from autodist import AutoDist, ResourceSpec
 
-    nodes = [{"address": "localhost", "cpus": list(range(workers * replicas)), "workers": workers}]
     strategy = OPTIONS.get(builder, {"builder": builder})
+    if apart:
+        nodes = [{"address": f"127.0.0.{k + 1}", "cpus": list(range(replicas)), "chief": not k} for k in range(workers)]
+    else:
+        nodes = [{"address": "localhost", "cpus": list(range(workers * replicas)), "workers": workers}]
     return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes, "strategy": strategy}))
 
 

@@ -1,6 +1,7 @@
 """For any model and machines, the strategies of built-in builders pass the check, and equal input gives equal bytes."""
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from autodist.strategies import (
     FSDP,
     PS,
     AllReduce,
+    Auto,
     Override,
     OverrideVariables,
     Parallax,
@@ -24,17 +26,20 @@ from autodist.strategies import (
     UseParameterServer,
     bytes_sent,
     check_strategy,
+    chosen_builder,
     registered_names,
     strategy_table,
     synced_variables,
     worker_count,
 )
 from autodist.strategies.nodes import pieces
+from autodist.strategies.strategy_file import strategy_yaml
 
 NO_MINIMUM = {"min_partition_bytes": 0}
 
 BUILDERS = [
     AllReduce(chunk_size=2),
+    Auto(allow=("compressor", "staleness")),
     PS(sync=False, staleness=2),
     PSLoadBalancing(local_proxy_variable=True),
     Parallax(compressor=PowerSGD(rank=2), staleness=1),
@@ -87,6 +92,21 @@ def test_built_strategies_pass_and_are_deterministic(step, cluster, builder, sha
     assert len(bytes_sent(variables.values(), strategy.nodes, strategy.graph_config)) == len(bandwidths)
     assert strategy_table(strategy, planned).row_count == len(shapes)
 
+    section = yaml.safe_load(strategy_yaml(strategy))["strategy"]
+    if not isinstance(builder, FSDP):  # its file names the builder
+        read = chosen_builder(section, None).build(planned, machines)
+        assert list(map(with_one_group, read.nodes)) == list(map(with_one_group, strategy.nodes))
+
+
+def with_one_group(node):
+    """Returns a node whose shards have the group of the first one, which a file has for all of them."""
+    changed = type(node)()
+    changed.CopyFrom(node)
+    for shard in changed.shards:
+        if shard.HasField("all_reduce"):
+            shard.all_reduce.group = node.shards[0].all_reduce.group
+    return changed
+
 
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6), axis=st.integers(0, 2))
 def test_any_boundaries_that_a_user_gives_pass(step, cluster, sizes, axis):
@@ -100,7 +120,7 @@ def test_any_boundaries_that_a_user_gives_pass(step, cluster, sizes, axis):
     assert Partitioning(node.partition.axis, tuple(node.partition.sizes)) == Partitioning(axis, tuple(sizes))
 
 
-@pytest.mark.parametrize("builder", BUILDERS[4:-1], ids=str)
+@pytest.mark.parametrize("builder", BUILDERS[5:-1], ids=str)
 def test_small_variables_stay_whole_and_large_ones_are_cut(step, cluster, builder):
     planned = step({"large": (512, 512), "small": (8, 8)})
     options = {} if isinstance(builder, ShardedAllReduce | FSDP) else {"max_shards": 2}

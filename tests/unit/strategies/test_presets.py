@@ -28,7 +28,7 @@ def test_a_preset_shows_every_option_with_its_default(tmp_path, name):
     assert placed.builder == find_builder(name)()
     left_out = {option.name for option in dataclasses.fields(placed.builder)} - spec.strategy.options.keys()
     by_pattern = set(ON_MESH.values())
-    assert left_out <= {"max_shards", "local_proxy_variable", "tensors", *by_pattern}
+    assert left_out <= {"max_shards", "local_proxy_variable", "save_as", "tensors", *by_pattern}
     shown = {"variables" if option in by_pattern else option for option in left_out}  # their key in YAML
     assert all(f"  # {option}:" in preset_of(name).read_text() for option in shown)
 

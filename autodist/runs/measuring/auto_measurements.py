@@ -1,0 +1,165 @@
+"""The measurements from which `Auto` chooses; made when a training step needs them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autodist.graph.activations import activation_bytes
+from autodist.graph.flops import with_inferred_shapes
+from autodist.graph.partial_count import PartialCount
+from autodist.graph.step import CapturedStep
+from autodist.kernels.place.slots import find_slots
+from autodist.logs.formatting import readable_seconds
+from autodist.resources import Measurements, NetworkMeasurement, ResourceSpec
+from autodist.runs.measuring.copied_step import OneReplica
+from autodist.runs.measuring.estimates import estimate_step
+from autodist.runs.measuring.measurable import CannotMeasure
+from autodist.runs.measuring.measured_step import measure_step
+from autodist.runs.measuring.measurement_file import ClusterIdentity, MeasurementFile
+from autodist.runs.measuring.network_probe import measure_network
+from autodist.runs.memory_needs import available_memory
+from autodist.runtime.variables import TrackedVariable
+from autodist.strategies.network_model import machines_of
+
+if TYPE_CHECKING:
+    from autodist.runs.run import Run
+
+log = logging.getLogger("autodist")
+
+LIMIT = 3.0
+"""Seconds for the steps that are timed."""
+
+
+class AutoMeasurements:
+    """Measures for one run; see `Measurements`. All workers make the same calls.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._network = _known_network(run.spec) if run.index == 0 and run.workers > 1 else None
+
+    def of(
+        self,
+        step: CapturedStep,
+        names: Mapping[str, str],
+        batch: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int]],
+    ) -> Measurements:
+        """Measures a training step on each worker, and the network if that was not measured yet; a collective call.
+
+        The workers measure at the same time, so that those of one machine compete for its processors and its memory as
+        they will in training.
+
+        Args:
+            step: the captured step.
+            names: the session's name of each variable.
+            batch: the values of its inputs in this worker's part of the first batch; empty: not known.
+            shapes: their shapes, if known.
+
+        Returns:
+            The measurements, on the chief; on other workers, those of the worker itself.
+
+        Raises:
+            ClusterError: two workers cannot send to each other.
+        """
+        if self._run.workers == 1:
+            return self._of_step(step, names, batch, shapes)
+        if not self._run.have_joined:
+            self._run.start()
+        coordination = self._run.coordination
+        coordination.reach_collective()
+        coordination.gather(b"")
+        coordination.broadcast()
+        own = self._of_step(step, names, batch, shapes)
+        seconds = 0.0 if own.step is None or own.why_not else own.step.seconds
+        others = [float(part) for part in coordination.gather(str(seconds).encode())]
+        if self._run.index > 0:
+            return own
+        self._network = self._network or self._measured_network()
+        speeds = tuple(one / seconds for one in others) if all(others) else ()
+        return replace(own, network=self._network, slowness=speeds)
+
+    def _of_step(
+        self,
+        step: CapturedStep,
+        names: Mapping[str, str],
+        batch: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int]],
+    ) -> Measurements:
+        run = self._run
+        estimated = estimated_measurements(step, run.spec, shapes)
+        if not batch or not run.spec.workers[run.index].has_replicas:
+            return replace(estimated, why_not="its batch is not known before it runs")
+        tracked = {one.shared_name: one for one in run.tracker}
+        values = {v.name: functools.partial(self._value, tracked[names[v.name]]) for v in step.variables}
+        with run.startup.showing("measuring a step"):
+            try:
+                measured = measure_step(step, batch, values, OneReplica.of(run.spec.workers, run.index), LIMIT)
+            except CannotMeasure as error:
+                return replace(estimated, why_not=str(error))
+        run.startup.log_done("measured a step in %s", readable_seconds(measured.took))
+        return replace(estimated, step=measured, why_not="")
+
+    def _value(self, tracked: TrackedVariable) -> np.ndarray:
+        """Returns the present value of a variable, which an earlier step may have written."""
+        if tracked.may_be_behind:
+            self._run.pull(tracked)
+        return np.asarray(tracked.read())
+
+    def _measured_network(self) -> NetworkMeasurement:
+        run, machines = self._run, machines_of(self._run.spec)
+        names = [worker.name for worker in run.spec.workers]
+        with run.startup.showing("measuring the links between the workers"):
+            measured = run.guard(measure_network, run.target, machines, run.spec.start_timeout, names)
+        MeasurementFile.beside(run.spec.file).write(ClusterIdentity.of(run.spec), measured)
+        return measured
+
+
+def estimated_measurements(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> Measurements:
+    """Returns the computation of a step by its FLOPs, and what it needs in memory; nothing is run.
+
+    Args:
+        step: the captured step.
+        spec: the machines.
+        shapes: shapes of its inputs in the chief's part of the first batch, if known.
+    """
+    slots = {name: sum(slot.byte_size for slot in own) for name, own in find_slots(step).items()}
+    replicas = max(len(spec.workers[0].devices), 1)
+    activations = PartialCount()
+    if shapes:
+        activations = activation_bytes(step, with_inferred_shapes(step, sorted(step.named), shapes))
+    of_replica = {
+        name: [-(-length // replicas) if axis == step.inputs.get(name) else length for axis, length in enumerate(shape)]
+        for name, shape in shapes.items()
+    }
+    cores = OneReplica.of(spec.workers, 0).config.intra_op_parallelism_threads
+    return Measurements(
+        step=estimate_step(step, of_replica, max(cores, 1)),
+        why_not="no step was run",
+        slots=slots,
+        activations=activations.count,
+        memory=(available_memory(spec.workers, 0),) * len(spec.workers),
+    )
+
+
+def known_measurements(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> Measurements:
+    """Returns the estimates for a step, and the network as an earlier run has measured it."""
+    network = None if len(spec.workers) == 1 else _known_network(spec)
+    return replace(estimated_measurements(step, spec, shapes), network=network)
+
+
+def _known_network(spec: ResourceSpec) -> NetworkMeasurement | None:
+    """Returns the measurement in the file beside the YAML; None: there is none that can be used, as the log says."""
+    found = MeasurementFile.beside(spec.file).read(ClusterIdentity.of(spec))
+    if found.why_not:
+        log.info("%s", found.why_not)
+    return found.network
