@@ -28,12 +28,16 @@ from autodist.strategies.sharded_all_reduce import ShardedAllReduce
 from autodist.strategies.sum_summary import milliseconds
 from autodist.strategies.uneven_partitioned_ps import UnevenPartitionedPS
 from autodist.strategies.variables import GradientLike, GraphLike, SyncedVariable, VariableLike, synced_variables
+from autodist.synchronizers import synchronizers_of
 
 CHANGED = 64
 """Number of variables, the largest ones, that are changed one at a time."""
 
 GAIN = 0.002
 """Least fraction of the predicted time by which a change of a variable must shorten it."""
+
+LOSSY_GAIN = 0.05
+"""Least fraction of the predicted time that a plan which changes the result must save."""
 
 LISTED = 10
 """Number of plans in the result."""
@@ -75,6 +79,11 @@ class Plan:
     def prediction(self) -> Prediction:
         """The predicted time of a step, and the memory."""
         return self.model.predict(self.load)
+
+    @property
+    def is_lossy(self) -> bool:
+        """True if it does not have the result of one device."""
+        return any(map(_is_lossy, self.nodes.values()))
 
     def with_tables(self, other: Plan) -> Plan:
         """Returns the plan with the nodes of another one for the sparse variables."""
@@ -122,12 +131,15 @@ class _Search:
         self._reasons: dict[tuple[object, ...], str] = {}
 
     def choose(self) -> strategy_pb2.Strategy:
+        if len(self._spec.workers) == 1:
+            return call_builder(AllReduce(), self._graph_item, self._spec)  # nothing is sent under any plan
         plans = self._different(self._plans())
         if all(map(self._missing, plans)) and len(workers_with_replicas(self._spec)) > 1:
             plans = self._different([*plans, self._sharded()])
-        best = next((plan for plan in plans if not self._missing(plan)), None)
-        if best is None:
+        fitting = [plan for plan in plans if not self._missing(plan)]
+        if not fitting:
             raise StrategyError(self._no_fit(plans))
+        best = min(fitting, key=lambda plan: plan.prediction.seconds * (1 + LOSSY_GAIN * plan.is_lossy))
         alternatives = self._alternatives(plans)
         if not best.prefetch:
             best = self._improved(best, alternatives)
@@ -136,12 +148,9 @@ class _Search:
     # -- whole plans -----------------------------------------------------------------------------------------------
 
     def _plans(self) -> Iterator[Plan]:
-        """Yields the plans that are compared as wholes; with one computing worker there is one."""
+        """Yields the plans that are compared as wholes."""
         dense = [variable.name for variable in self._variables if not variable.is_sparse]
         tables = [variable.name for variable in self._variables if variable.is_sparse]
-        if len(self._spec.workers) == 1:
-            yield self._plan("AllReduce", self._built(AllReduce(), self._by_name, self._spec))
-            return
         for name, builder in self._builders().items():
             own = self._plan(name, self._built(builder, dense, self._spec) if dense else {})
             if not tables:
@@ -249,7 +258,8 @@ class _Search:
             for node in alternatives[variable.name]:
                 load = self._with(best.load, variable.name, nodes[variable.name], node)
                 other = Plan("", nodes, load, self._model)
-                if other.prediction.seconds < (1 - GAIN) * best.prediction.seconds and not self._missing(other):
+                gain = LOSSY_GAIN if _is_lossy(node) else GAIN
+                if other.prediction.seconds < (1 - gain) * best.prediction.seconds and not self._missing(other):
                     nodes[variable.name], best = node, other
         count = sum(nodes[name] is not plan.nodes[name] for name in nodes)
         return replace(best, name=f"{plan.name}, {counted(count, 'variable')} changed") if count else plan
@@ -309,13 +319,15 @@ class _Search:
         """Describes the origin of the times."""
         network, step = self._model.network, self._spec.measurements.step
         links = f"links measured {network.measured_at}" if network.measured_at else "assumed links"
-        if len(self._spec.workers) == 1:
-            links = "one worker, which sends nothing"
         if step is None:
             return f"{links}, no step measured"
         if not self._model.facts.is_measured:
             return f"{links}, a step estimated by its FLOPs ({self._spec.measurements.why_not})"
         return f"{links}, a step of {milliseconds(step.seconds)} measured"
+
+
+def _is_lossy(node: strategy_pb2.VariableNode) -> bool:
+    return any(one.inexact is not None for one in synchronizers_of(node))
 
 
 def _kind(node: strategy_pb2.VariableNode) -> str:

@@ -69,6 +69,9 @@ class OverrideVariables(StrategyBuilder):
         name = f"{inner.builder} with variables of their own"
         strategy = make_strategy(name, resource_spec, variables, nodes.values())
         strategy.prefetch = inner.prefetch
+        if inner.HasField("choice"):
+            strategy.choice.CopyFrom(inner.choice)
+            strategy.choice.basis += "; without the settings of variables, which replace the choice"
         if inner.HasField("pipeline"):
             strategy.graph_config.CopyFrom(inner.graph_config)
             strategy.pipeline.CopyFrom(inner.pipeline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from autodist.placement.holder import Holder
 from autodist.placement.synchrony import SyncMode
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
+from autodist.runs.measuring.prediction_check import check_of
 from autodist.runs.run import Run
 from autodist.runs.variable_sync import is_in_lockstep, is_synchronous
 from autodist.runtime.program import Program
@@ -87,6 +89,7 @@ class RunningStep:
 
     def __post_init__(self) -> None:
         self._written = [self.variables[self.step.by_handle[h].name] for h in sorted(written_handles(self.step))]
+        self._check = check_of(self.strategy, self.run.index == 0)
         self._keeps_pace, self._is_synchronous = is_in_lockstep(self.strategy), is_synchronous(self.strategy)
 
     @property
@@ -141,7 +144,10 @@ class RunningStep:
         self.run.before_training()
         self.run.is_in_step = True
         try:
+            began = time.perf_counter()
             outputs = self._outputs_of(call, self._program)
+            if self._check is not None and not self._check.is_done:
+                self._check.add(time.perf_counter() - began, steps)
             self.run.count_steps(steps)
         finally:
             self.run.is_in_step = False

@@ -73,7 +73,8 @@ class Run:
             from none.
         divides_variables: True if the strategy divides variables among the workers; on the chief, it follows from the
             builder.
-        chooses_by_cost: True if the strategy follows from measurements, in which all workers take part; likewise.
+        chooses_by_cost: True if the strategy of several workers follows from measurements, in which all take part;
+            likewise.
 
     Attributes:
         observer: receives notifications of training steps; used by the YAML's options that save something.
@@ -108,7 +109,7 @@ class Run:
         self.workers = len(self.spec.workers)
         if self.builder is not None:
             self.divides_variables = divides_variables(self.builder)
-            self.chooses_by_cost = find_auto(self.builder) is not None
+            self.chooses_by_cost = self.workers > 1 and find_auto(self.builder) is not None
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.startup = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup)

@@ -89,6 +89,8 @@ class StepPlans:
         spec = self._spec.with_owned_bytes(self._other_owned_bytes(trained))
         spec = spec.with_measurements(measurements or Measurements())
         strategy = call_builder(self._builder, step, spec)
+        if self.have_decided(step, names):
+            strategy.ClearField("choice")  # the nodes are those of earlier steps
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
             if earlier is not None:

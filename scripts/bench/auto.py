@@ -31,6 +31,9 @@ FASTEST = 3
 MOST, PREDICTED = 1.10, 0.25
 """The largest ratio to the best plan, and the largest error of the prediction on a machine shared with others."""
 
+STEPS = 6
+"""Steps of a turn over a slow link."""
+
 DRAWS = 1000
 LIMIT = 1800.0
 """Time limit in seconds for all plans of a cell."""
@@ -72,6 +75,8 @@ def compare_auto(cell: Cell, length: Length) -> list[Result]:
         JobError: a plan did not run.
     """
     length = replace(length, limit=LIMIT)
+    if cell.rate:  # steps may take seconds, and vary little
+        length = replace(length, warmup=3, turns=2, steps=STEPS)
     builders = [*REFERENCE, *(["Parallax"] if cell.model in TABLES else [])]
     jobs = _run(cell, builders, length)
     ranked = sorted(jobs, key=_median)

@@ -32,6 +32,7 @@ class AnotherWorker:
             "draws": json.dumps(Draws.now().to_json()),
             "early": {},
             "divides": False,
+            "chooses_by_cost": False,
         }
     ).encode()
 

@@ -45,7 +45,7 @@ class AutoMeasurements:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._network = _known_network(run.spec) if run.index == 0 and run.workers > 1 else None
+        self._network = _known_network(run.spec) if run.index == 0 else None
 
     def of(
         self,
@@ -71,8 +71,6 @@ class AutoMeasurements:
         Raises:
             ClusterError: two workers cannot send to each other.
         """
-        if self._run.workers == 1:
-            return self._of_step(step, names, batch, shapes)
         if not self._run.have_joined:
             self._run.start()
         coordination = self._run.coordination
@@ -81,12 +79,21 @@ class AutoMeasurements:
         coordination.broadcast()
         own = self._of_step(step, names, batch, shapes)
         seconds = 0.0 if own.step is None or own.why_not else own.step.seconds
-        others = [float(part) for part in coordination.gather(str(seconds).encode())]
+        by_worker = [float(part) for part in coordination.gather(str(seconds).encode())]
         if self._run.index > 0:
             return own
         self._network = self._network or self._measured_network()
-        speeds = tuple(one / seconds for one in others) if all(others) else ()
-        return replace(own, network=self._network, slowness=speeds)
+        return replace(own, network=self._network, slowness=self._slowness(by_worker))
+
+    def _slowness(self, seconds: Sequence[float]) -> tuple[float, ...]:
+        """Returns the seconds of each worker as a multiple of the chief's; () if one could not measure.
+
+        Workers without replicas compute nothing but updates, and count as equally fast.
+        """
+        computing = [worker.has_replicas for worker in self._run.spec.workers]
+        if not all(one for one, computes in zip(seconds, computing, strict=True) if computes) or not computing[0]:
+            return ()
+        return tuple(one / seconds[0] if computes else 1.0 for one, computes in zip(seconds, computing, strict=True))
 
     def _of_step(
         self,
@@ -98,7 +105,7 @@ class AutoMeasurements:
         run = self._run
         estimated = estimated_measurements(step, run.spec, shapes)
         if not batch or not run.spec.workers[run.index].has_replicas:
-            return replace(estimated, why_not="its batch is not known before it runs")
+            return replace(estimated, why_not="its batch is not known before it runs, or this worker has no replica")
         tracked = {one.shared_name: one for one in run.tracker}
         values = {v.name: functools.partial(self._value, tracked[names[v.name]]) for v in step.variables}
         with run.startup.showing("measuring a step"):

@@ -19,7 +19,7 @@ def test_the_captured_step_says_whether_xla_is_asked_for(monkeypatch, asked, fou
     class SeenError(Exception):
         pass
 
-    def prepare(run, item, sources, shapes, tables, name):
+    def prepare(run, item, *others):
         raise SeenError(item.jit_compile)
 
     monkeypatch.setattr(function_step, "prepare", prepare)

@@ -25,6 +25,7 @@ def user_module(tmp_path, monkeypatch):
 def test_our_own_builders_are_known():
     assert registered_names() == (
         "AllReduce",
+        "Auto",
         "FSDP",
         "Megatron",
         "Mesh",
