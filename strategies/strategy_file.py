@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -13,6 +13,9 @@ from autodist.compressors import NO_COMPRESSOR
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import AllReduce, ParameterServer, partitioning_of, synchronizers_of
+
+_WIDTH = 100_000
+"""Columns of a line, more than the longest name: keys in several lines are no YAML."""
 
 
 def strategy_yaml(strategy: strategy_pb2.Strategy) -> str:
@@ -29,7 +32,7 @@ def strategy_yaml(strategy: strategy_pb2.Strategy) -> str:
             f"A strategy of {strategy.builder} divides the model, which settings of variables cannot express; its "
             "section of the YAML file is its strategy file."
         )
-    lines = [f"# {line}" for line in _head(strategy.choice)]
+    lines = [f"# {line}" for line in _head(strategy)]
     if any(one.gathered_with for node in strategy.nodes for one in synchronizers_of(node)):
         section: dict[str, Any] = {"builder": "FSDP", "prefetch": strategy.prefetch}
         return "\n".join([*lines, yaml.safe_dump({"strategy": section}, sort_keys=False)])
@@ -38,19 +41,19 @@ def strategy_yaml(strategy: strategy_pb2.Strategy) -> str:
     for node in strategy.nodes:
         if node.variable in reasons:
             lines.append(f"    # {reasons[node.variable]}")
-        settings = yaml.safe_dump(_settings(node), default_flow_style=True, sort_keys=False, width=10_000).strip()
-        pattern = yaml.safe_dump(re.escape(node.variable), default_style='"').strip()
+        settings = yaml.safe_dump(_settings(node), default_flow_style=True, sort_keys=False, width=_WIDTH).strip()
+        pattern = yaml.safe_dump(re.escape(node.variable), default_style='"', width=_WIDTH).strip()
         lines.append(f"    {pattern}: {settings}")
     return "\n".join([*lines, ""])
 
 
-def _head(choice: strategy_pb2.Choice) -> Sequence[str]:
-    if not choice.alternatives:
-        return []
-    return [
-        f"Chosen by Auto: {choice.alternatives[0].name}, predicted to take {choice.alternatives[0].seconds:.4g} s",
-        f"a step ({choice.basis}).",
-    ]
+def _head(strategy: strategy_pb2.Strategy) -> Iterator[str]:
+    choice = strategy.choice
+    if choice.alternatives:
+        best = choice.alternatives[0]
+        yield f"Chosen by Auto: {best.name}, predicted to take {best.seconds:.4g} s a step ({choice.basis})."
+    if strategy.recomputed_blocks:
+        yield "The option `recompute` is not in this file; copy it from the strategy that this one was made from."
 
 
 def _settings(node: strategy_pb2.VariableNode) -> dict[str, Any]:

@@ -108,6 +108,14 @@ def with_one_group(node):
     return changed
 
 
+def test_a_file_may_have_any_names(step, cluster):
+    names = ["a 'quoted' \"name\"", "%percent: {braces}, # [x]", "größe/核", "long/" * 60, "w.*+?$^"]
+    planned = step(dict.fromkeys(names, (4, 2)))
+    strategy = PartitionedPS(**NO_MINIMUM).build(planned, cluster(2))
+    section = yaml.safe_load(strategy_yaml(strategy))["strategy"]
+    assert list(chosen_builder(section, None).build(planned, cluster(2)).nodes) == list(strategy.nodes)
+
+
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6), axis=st.integers(0, 2))
 def test_any_boundaries_that_a_user_gives_pass(step, cluster, sizes, axis):
     shape = [3, 3, 3]
