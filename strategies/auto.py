@@ -12,7 +12,7 @@ from autodist.strategies.base import BuildsStrategy, StrategyBuilder
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.registry import register
-from autodist.strategies.variables import GraphLike, synced_variables
+from autodist.strategies.variables import GraphLike
 
 Lossy = Literal["compressor", "staleness"]
 
@@ -49,11 +49,12 @@ class Auto(StrategyBuilder):
     save_as: str | None = None
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
-        chosen = strategy_pb2.Strategy.FromString(resource_spec.measurements.chosen)
-        names = [variable.name for variable in synced_variables(graph_item)]
-        if chosen.nodes and [node.variable for node in chosen.nodes] == names:
+        if resource_spec.measurements.chosen:  # by an earlier run with the same variables and workers
+            chosen = strategy_pb2.Strategy.FromString(resource_spec.measurements.chosen)
+            chosen.builder = type(self).__name__  # without what overrides have added, which they add again
+            chosen.ClearField("recomputed_blocks")  # `call_builder` adds them
             return chosen
-        return choose(graph_item, resource_spec, self.allow, self.builders)
+        return choose(graph_item, resource_spec, self.allow, self.builders, bool(self.recompute))
 
 
 def find_auto(builder: BuildsStrategy | None) -> Auto | None:

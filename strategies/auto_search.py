@@ -11,6 +11,7 @@ import numpy as np
 from autodist.compressors import Compressor
 from autodist.errors import StrategyError
 from autodist.logs.formatting import counted, readable_bytes
+from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.all_reduce import AllReduce
@@ -20,7 +21,7 @@ from autodist.strategies.fsdp import FSDP
 from autodist.strategies.loads import worker_bandwidths
 from autodist.strategies.nodes import pieces
 from autodist.strategies.partitioned_ps import PartitionedPS
-from autodist.strategies.plan_cost import CostModel, Load, Prediction
+from autodist.strategies.plan_cost import CostModel, Load, Prediction, Row
 from autodist.strategies.ps import PS
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
 from autodist.strategies.registry import find_builder
@@ -104,7 +105,11 @@ class _Part:
 
 
 def choose(
-    graph_item: GraphLike, spec: ResourceSpec, allow: Collection[str] = (), more: Sequence[str] = ()
+    graph_item: GraphLike,
+    spec: ResourceSpec,
+    allow: Collection[str] = (),
+    more: Sequence[str] = (),
+    recomputes: bool = False,
 ) -> strategy_pb2.Strategy:
     """Returns the plan with the shortest predicted step among those that fit into memory, with its reasons.
 
@@ -113,10 +118,13 @@ def choose(
         spec: the machines, with measurements.
         allow: kinds of plans that change the result; see `Auto`.
         more: names of further builders.
+        recomputes: True if the backward pass computes activations again, which then do not count for memory.
 
     Raises:
         StrategyError: no plan fits into memory, or a builder of `more` failed.
     """
+    if recomputes:
+        spec = spec.with_measurements(replace(spec.measurements, activations=0))
     return _Search(graph_item, spec, allow, more).choose()
 
 
@@ -162,6 +170,12 @@ class _Search:
                     yield own.with_tables(self._plan(of_tables, self._built(BUILDERS[of_tables], tables, rest)))
         for name in self._more:
             strategy = call_builder(find_builder(name)(), self._graph_item, self._spec)
+            if strategy.HasField("mesh") or strategy.HasField("pipeline"):
+                raise OptionError(
+                    "builders",
+                    f"Auto cannot compare {name}, which divides the model: processes must know that when they start. "
+                    f"Use `builder: {name}`, or remove it from `builders`.",
+                )
             yield self._plan(name, {node.variable: node for node in strategy.nodes}, strategy.prefetch)
 
     def _sharded(self) -> Plan:
@@ -210,7 +224,8 @@ class _Search:
 
     def _add(self, load: Load, name: str, node: strategy_pb2.VariableNode, times: float = 1.0) -> None:
         for row, column, amount in self._model.entries(self._by_name[name], node):
-            load[row, column] += times * amount
+            # Whole bytes: sums are then exact, so that changes leave no residue.
+            load[row, column] += times * (amount if row == Row.WORK else round(amount))
 
     def _with(self, load: Load, name: str, before: strategy_pb2.VariableNode, after: strategy_pb2.VariableNode) -> Load:
         """Returns the load with another node of a variable."""

@@ -39,7 +39,7 @@ class ChoiceFigures:
         rows = tuple(_row(one) for one in choice.alternatives)
         parts = ", ".join(f"{term.name} {milliseconds(term.seconds)}" for term in choice.terms if term.seconds > 0)
         more = choice.compared - len(rows)
-        others = f"; {counted(more, 'slower plan')} not shown" if more > 0 else ""
+        others = f"; {counted(more, 'other plan')} not shown" if more > 0 else ""
         caption = f"{parts or 'no time predicted'}; {choice.basis}{others}"
         return cls(rows, caption, {reason.variable: reason.text for reason in choice.reasons})
 

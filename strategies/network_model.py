@@ -73,16 +73,22 @@ def _rates(spec: ResourceSpec, machine_of: tuple[int, ...], measured: Mapping[in
 
 
 def _measured_rates(network: NetworkMeasurement, machine_of: tuple[int, ...]) -> dict[int, float]:
-    """Returns the rate of each machine's link: that of its fastest pair, or less if all workers at once get less."""
+    """Returns the rate of each machine's link: that of its fastest pair, or less if all workers at once get less.
+
+    `exchanged` is that of a worker, to all others together; those on its machine are not behind the link.
+    """
     rates: dict[int, float] = {}
     for pair in network.pairs:
         if not _is_local(pair, machine_of):
             for worker in (pair.one, pair.other):
                 machine = machine_of[worker]
                 rates[machine] = max(rates.get(machine, 0.0), min(pair.there, pair.back))
-    if len(machine_of) > 2 and network.exchanged:  # several workers share the link of their machine
-        workers = Counter(machine_of)
-        rates = {machine: min(rate, network.exchanged * workers[machine]) for machine, rate in rates.items()}
+    if len(machine_of) > 2 and network.exchanged and rates:
+        # All workers at once are as slow as the slowest link; faster ones get as many times more as they are faster.
+        workers, slowest = Counter(machine_of), min(rates.values())
+        for machine, rate in rates.items():
+            away = workers[machine] * (len(machine_of) - workers[machine]) / (len(machine_of) - 1)
+            rates[machine] = min(rate, network.exchanged * away * rate / slowest)
     return rates
 
 

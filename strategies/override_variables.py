@@ -25,6 +25,8 @@ from autodist.synchronizers import AllReduce, ParameterServer, partitioning_of, 
 
 log = logging.getLogger("autodist.strategies")
 
+_REPLACED = "; without the settings of variables, which replace the choice"
+
 
 @dataclass(frozen=True)
 class OverrideVariables(StrategyBuilder):
@@ -71,7 +73,7 @@ class OverrideVariables(StrategyBuilder):
         strategy.prefetch = inner.prefetch
         if inner.HasField("choice"):
             strategy.choice.CopyFrom(inner.choice)
-            strategy.choice.basis += "; without the settings of variables, which replace the choice"
+            strategy.choice.basis = strategy.choice.basis.removesuffix(_REPLACED) + _REPLACED
         if inner.HasField("pipeline"):
             strategy.graph_config.CopyFrom(inner.graph_config)
             strategy.pipeline.CopyFrom(inner.pipeline)

@@ -119,11 +119,25 @@ class StepFacts:
             updates[variable.name] = own.get(variable.name, estimate)
         total = 0.0 if measured is None else measured.seconds
         seconds = max(total - sum(own.values()), 0.0)
-        ready = {} if measured is None else {name: at / max(total, 1e-9) for name, at in measured.ready.items()}
+        ready = {} if measured is None else _fractions(measured.ready, own, seconds)
         slowness = np.array(spec.measurements.slowness or (1.0,) * len(spec.workers))
         return cls(
             seconds, updates, ready, rows, slots, slowness, measured is not None and not spec.measurements.why_not
         )
+
+
+def _fractions(ready: Mapping[str, float], updates: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Returns the moments at which gradients are ready, without the updates before them, as fractions of `seconds`.
+
+    An update may run as soon as its gradient is ready, while others are still computed.
+    """
+    fractions, updated = {}, 0.0
+    for name, at in sorted(ready.items(), key=lambda one: one[1]):
+        fractions[name] = min(max(at - updated, 0.0) / max(seconds, 1e-9), 1.0)
+        updated += updates.get(name, 0.0)
+    if fractions and max(ready.values()) <= seconds:  # all updates come last, as behind a global norm
+        return {name: min(at / max(seconds, 1e-9), 1.0) for name, at in ready.items()}
+    return fractions
 
 
 def _rows(variable: SyncedVariable, rows: Mapping[str, int]) -> int:
@@ -188,6 +202,23 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class _Sums:
+    """The costs of all-reduced gradients for one worker.
+
+    Attributes:
+        messages: the messages that it sends and receives.
+        calls: the workers that it exchanges them with.
+        hops: the messages that wait for each other.
+        network: the time of the busiest link, as a part of that without subgroups.
+    """
+
+    messages: int
+    calls: int
+    hops: int
+    network: float
+
+
+@dataclass(frozen=True)
 class CostModel:
     """Computes loads of variables, and predictions for sums of loads.
 
@@ -200,7 +231,7 @@ class CostModel:
     spec: ResourceSpec
     facts: StepFacts
     network: NetworkModel
-    _hops: dict[int, tuple[int, int, int, tuple[int, ...]]] = field(default_factory=dict, repr=False)
+    _known_sums: dict[int, _Sums] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, spec: ResourceSpec, variables: Sequence[SyncedVariable]) -> CostModel:
@@ -282,7 +313,7 @@ class CostModel:
             yield Row.WORK, Column.COMPUTING, size / COPY_RATE  # the value that arrives
             yield Row.WORK, owner, -size / COPY_RATE * float(self._computes[way.owner])
         if way.synchrony.runs_ahead:  # the next step does not wait for it
-            yield Row.GATHERED, owner, pushed + size
+            yield Row.GATHERED, owner, pushed + (size if way.local_proxy else touched)
         else:
             yield Row.PUSHED, owner, pushed
             yield self._bin(one.variable), Column.COMPUTING, pushed
@@ -362,32 +393,43 @@ class CostModel:
             hops = 4 if load[Row.READ].any() else 2
         if load[Row.SUMMED].any() or load[Row.TO_ALL].any():
             sums = self._sums(int(load[Row.SUMMED].max()))
-            messages = messages + computes * sums[0]
-            calls, hops = np.maximum(calls, computes * sums[1]), max(hops, sums[2])
+            messages = messages + computes * sums.messages
+            calls, hops = np.maximum(calls, computes * sums.calls), max(hops, sums.hops)
         return messages, calls, hops
 
-    def _sums(self, byte_size: int) -> tuple[int, int, int]:
-        """Returns the messages of a worker for all-reduced gradients, the workers that it calls, and the hops."""
+    def _sums(self, byte_size: int) -> _Sums:
+        """Returns the costs of the sums of so many bytes of dense gradients."""
         buckets = ceil(byte_size / BUCKET_BYTES)
-        if buckets not in self._hops:
+        if buckets not in self._known_sums:
             numbers = choose_subgroups(self.spec, byte_size)
-            cost = sum_cost(Subgroups.of(numbers, group_of(self.spec)) if numbers else None, self.spec, byte_size)
+            at_once = sum_cost(None, self.spec, byte_size)
+            cost = sum_cost(Subgroups.of(numbers, group_of(self.spec)), self.spec, byte_size) if numbers else at_once
             is_pair = self._count == 2
-            messages = 2 * buckets if is_pair else 2 * cost.messages * cost.buckets
-            self._hops[buckets] = messages, cost.calls, 1 if is_pair else cost.hops, numbers
-        return self._hops[buckets][:3]
+            self._known_sums[buckets] = _Sums(
+                messages=(2 if is_pair else 2 * cost.messages) * buckets,
+                calls=cost.calls,
+                hops=1 if is_pair else cost.hops,
+                network=cost.transfer / at_once.transfer if at_once.transfer else 1.0,
+            )
+        return self._known_sums[buckets]
 
     def _exposed(self, load: np.ndarray) -> float:
         """Returns the seconds of transfers between machines that no computation hides."""
         rates = np.array(self.network.rates)
         if len(rates) < 2:
             return 0.0
-        early = self._wire(load[Row.TO_ALL], load[Row.PUSHED], np.zeros_like(load[0]))
+        early = self._wire(self._to_all(load), load[Row.PUSHED], np.zeros_like(load[0]))
         late = self._wire(None, None, load[Row.PULLED])
         before = self._wire(None, load[Row.ASKED], load[Row.READ])
         gathered = self._wire(None, None, load[Row.GATHERED])
         hidden = max(gathered - self.facts.seconds, 0.0)
         return self._after_backward(load, early) + late + before + hidden
+
+    def _to_all(self, load: np.ndarray) -> np.ndarray:
+        """Returns the bytes that workers send to all others; in subgroups, fewer of a sum's bytes leave a machine."""
+        dense = load[Row.SUMMED] * (2 * (self._count - 1) / max(self._count, 1))
+        saved = 1 - self._sums(int(load[Row.SUMMED].max())).network
+        return np.maximum(load[Row.TO_ALL] - dense * saved, 0.0)
 
     def _wire(self, to_all: np.ndarray | None, to_owner: np.ndarray | None, from_owner: np.ndarray) -> float:
         """Returns the seconds that the busiest link between machines needs for some of the transfers."""

@@ -51,7 +51,8 @@ def _head(strategy: strategy_pb2.Strategy) -> Iterator[str]:
     choice = strategy.choice
     if choice.alternatives:
         best = choice.alternatives[0]
-        yield f"Chosen by Auto: {best.name}, predicted to take {best.seconds:.4g} s a step ({choice.basis})."
+        basis = " ".join(choice.basis.split())  # on one line
+        yield f"Chosen by Auto: {best.name}, predicted to take {best.seconds:.4g} s a step ({basis})."
     if strategy.recomputed_blocks:
         yield "The option `recompute` is not in this file; copy it from the strategy that this one was made from."
 

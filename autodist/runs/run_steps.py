@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autodist")
 
+_MEASURE = b"measure"
+"""Content of the chief's message if all workers measure a step."""
+
 _REFUSAL = "refusal"
 """JSON key under which the chief sends the reason why it cannot make a strategy, in place of the strategy."""
 
@@ -56,7 +60,7 @@ class RunSteps:
         self.tables: set[str] = set()
         self.has_program = False
         self.on_first_program: Callable[[], None] | None = None
-        self.choices = KeptChoices(run.resumed, run.spec)
+        self.choices = KeptChoices(run.resumed, run.spec, find_auto(run.builder))
         self._measures: AutoMeasurements | None = None
 
     def plan(
@@ -90,15 +94,18 @@ class RunSteps:
         if dry_run is not None and step.gradients:
             dry_run.on_step(step, names, shapes or {}, rehearses, name)
             return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
-        chooses = run.chooses_by_cost and bool(step.gradients) and not self._plans.have_decided(step, names)
-        measured = self._measured(step, names, batch or {}, shapes or {}) if chooses else None
+        fingerprint: Fingerprint | None = None
+        measured: Measurements | None = None
+        if run.chooses_by_cost:
+            fingerprint = Fingerprint.of(step, registered_kernels())
+            measured = self._measured(step, fingerprint, names, batch or {}, shapes or {})
         strategy = self._build(step, names, measured) if run.index == 0 else None
         if not run.have_joined:
             if strategy is not None and rehearses and run.workers > 1:
                 self._plans.rehearse(step, strategy, names)
             run.start()
-        strategy, renaming = self._agree(step, strategy)
-        if chooses:
+        strategy, renaming = self._agree(step, strategy, fingerprint)
+        if measured is not None and run.index == 0:
             self.choices.add(step, strategy)
         self._plans.decide(strategy, names, renaming)
         if self.strategy is None and strategy.nodes:
@@ -153,36 +160,70 @@ class RunSteps:
         return program, rewritten
 
     def _save_strategy(self, strategy: strategy_pb2.Strategy) -> None:
-        """Writes the strategy that `Auto` has chosen, if it has a path for it.
-
-        Raises:
-            StrategyError: the file cannot be written.
-        """
+        """Writes the strategy that `Auto` has chosen, if it has a path for it; a failure is logged."""
         auto = find_auto(self._run.builder)
         if auto is None or auto.save_as is None:
             return
         try:
-            pathlib.Path(auto.save_as).write_text(strategy_yaml(strategy))
-        except OSError as error:
-            raise StrategyError(
-                f"The strategy cannot be written to `save_as: {auto.save_as}`: {error.strerror}. Use a path in a "
-                "folder that exists and is writable on the chief."
-            ) from error
-        log.info("the strategy was written to %s", auto.save_as)
+            pathlib.Path(auto.save_as).write_text(strategy_yaml(strategy), encoding="utf-8")
+        except OSError as error:  # checked before; the run need not end for it
+            log.error("the strategy could not be written to %s: %s", auto.save_as, error.strerror)
+        else:
+            log.info("the strategy was written to %s", auto.save_as)
 
     def _measured(
         self,
         step: CapturedStep,
+        fingerprint: Fingerprint,
         names: Mapping[str, str],
         batch: Mapping[str, Any],
         shapes: Mapping[str, Sequence[int]],
-    ) -> Measurements:
-        """Returns the measurements for `Auto`, or the strategy that it chose in the run that this one continues."""
-        kept = self.choices.next_for(step)
-        if kept:
-            return Measurements(chosen=kept)
-        self._measures = self._measures or AutoMeasurements(self._run)
+    ) -> Measurements | None:
+        """Returns the measurements for `Auto`, or the strategy that it chose in the run that this one continues.
+
+        The chief decides whether all workers measure the step, once they are known to have captured the same one.
+
+        Returns:
+            None if the step trains nothing, or only variables that earlier steps have placed.
+
+        Raises:
+            CaptureMismatchError: this worker captured a different step than the chief.
+            StrategyError: the chief cannot write the file of `save_as`.
+        """
+        run = self._run
+        if not run.have_joined:
+            run.start()
+        run.coordination.reach_collective()
+        if run.index > 0:
+            chief, content = Fingerprint.unpack(run.coordination.broadcast())
+            require_equal(chief, fingerprint, f"worker {run.index}", step)
+            if content != _MEASURE:
+                return None
+        else:
+            chooses = bool(step.gradients) and not self._plans.have_decided(step, names)
+            kept = self.choices.next_for(step) if chooses else b""
+            if chooses and self.strategy is None:
+                self._require_writable()
+            run.coordination.broadcast(fingerprint.packed_with(_MEASURE if chooses and not kept else b""))
+            if kept or not chooses:
+                return Measurements(chosen=kept) if kept else None
+        self._measures = self._measures or AutoMeasurements(run)
         return self._measures.of(step, names, batch, shapes)
+
+    def _require_writable(self) -> None:
+        """Checks that the file for the chosen strategy can be written.
+
+        Raises:
+            StrategyError: it cannot.
+        """
+        auto = find_auto(self._run.builder)
+        if auto is not None and auto.save_as is not None:
+            path = pathlib.Path(auto.save_as)
+            if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+                raise StrategyError(
+                    f"The strategy cannot be written to `save_as: {path}`, which is no file, or lies in no folder that "
+                    "is writable on the chief. Use another path."
+                )
 
     def _build(
         self, step: CapturedStep, names: Mapping[str, str], measurements: Measurements | None
@@ -197,14 +238,20 @@ class RunSteps:
             raise
 
     def _agree(
-        self, step: CapturedStep, strategy: strategy_pb2.Strategy | None
+        self, step: CapturedStep, strategy: strategy_pb2.Strategy | None, fingerprint: Fingerprint | None
     ) -> tuple[strategy_pb2.Strategy, Renaming]:
-        """Returns the chief's strategy and node names on every worker; checks that all captured the same step."""
+        """Returns the chief's strategy and node names on every worker; checks that all captured the same step.
+
+        Args:
+            step: the step.
+            strategy: the strategy, on the chief.
+            fingerprint: fingerprint of the step; None: not computed yet.
+        """
         coordination = self._run.coordination
         coordination.reach_collective()
         if strategy is not None and self._run.workers == 1:
             return strategy, Renaming()
-        fingerprint = Fingerprint.of(step, registered_kernels())
+        fingerprint = fingerprint or Fingerprint.of(step, registered_kernels())
         if strategy is not None:
             coordination.broadcast(fingerprint.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()

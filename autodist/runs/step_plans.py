@@ -89,11 +89,10 @@ class StepPlans:
         spec = self._spec.with_owned_bytes(self._other_owned_bytes(trained))
         spec = spec.with_measurements(measurements or Measurements())
         strategy = call_builder(self._builder, step, spec)
-        if self.have_decided(step, names):
-            strategy.ClearField("choice")  # the nodes are those of earlier steps
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
             if earlier is not None:
+                strategy.ClearField("choice")  # it predicts another step
                 variable = node.variable
                 node.CopyFrom(earlier)
                 node.variable = variable
@@ -108,7 +107,7 @@ class StepPlans:
             )  # fmt: skip
         if self._recorder is not None:
             self._recorder.require_exact(strategy)
-        return resolve_specs(strategy, step, self._spec)
+        return resolve_specs(strategy, step, spec)
 
     def have_decided(self, step: CapturedStep, names: Mapping[str, str]) -> bool:
         """Returns True if earlier steps have decided the placement of all variables that a step trains."""

@@ -85,6 +85,22 @@ def test_a_chosen_strategy_has_the_numbers_of_one_device(tmp_path: Path, expecte
     assert len(section["variables"]) == 2  # of the first step
 
 
+DIFFERENT = """
+with ad.scope():
+    variable = tf.Variable([1.0, 2.0, 3.0])
+    step = training(variable) if me == 0 else ad.function(lambda x: tf.reduce_sum(x * variable))
+    step(np.ones([4, 3], np.float32))
+"""
+
+
+def test_workers_with_different_steps_do_not_wait_for_each_others_measurement(tmp_path: Path) -> None:
+    with Training(tmp_path / "run", DIFFERENT, {"nodes": NODES, "strategy": "Auto"}) as run:
+        assert run.wait(120) == 1
+        run.assert_gone()
+    assert "CaptureMismatchError" in run.stderr, run.stderr
+    assert "measured a step in" not in run.stderr
+
+
 FIT = """
 import keras
 keras.utils.set_random_seed(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autodist.errors import ClusterError, WorkerFailedError
 from autodist.graph.activations import activation_bytes
 from autodist.graph.flops import with_inferred_shapes
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.step import CapturedStep
 from autodist.kernels.place.slots import find_slots
-from autodist.logs.formatting import readable_seconds
+from autodist.logs.formatting import readable_seconds, words_of
 from autodist.resources import Measurements, NetworkMeasurement, ResourceSpec
 from autodist.runs.measuring.copied_step import OneReplica
 from autodist.runs.measuring.estimates import estimate_step
@@ -23,7 +25,7 @@ from autodist.runs.measuring.measurable import CannotMeasure
 from autodist.runs.measuring.measured_step import measure_step
 from autodist.runs.measuring.measurement_file import ClusterIdentity, MeasurementFile
 from autodist.runs.measuring.network_probe import measure_network
-from autodist.runs.memory_needs import available_memory
+from autodist.runs.memory_needs import available_memory, has_gpus
 from autodist.runtime.variables import TrackedVariable
 from autodist.strategies.network_model import machines_of
 
@@ -79,11 +81,14 @@ class AutoMeasurements:
         coordination.broadcast()
         own = self._of_step(step, names, batch, shapes)
         seconds = 0.0 if own.step is None or own.why_not else own.step.seconds
-        by_worker = [float(part) for part in coordination.gather(str(seconds).encode())]
+        memory = available_memory(self._run.spec.workers, self._run.index)
+        coordination.reach_collective()  # workers that refuse the step are at the call before
+        parts = [json.loads(part) for part in coordination.gather(json.dumps([seconds, memory]).encode())]
         if self._run.index > 0:
             return own
         self._network = self._network or self._measured_network()
-        return replace(own, network=self._network, slowness=self._slowness(by_worker))
+        slowness = self._slowness([seconds for seconds, _ in parts])
+        return replace(own, network=self._network, slowness=slowness, memory=tuple(bytes for _, bytes in parts))
 
     def _slowness(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Returns the seconds of each worker as a multiple of the chief's; () if one could not measure.
@@ -113,6 +118,13 @@ class AutoMeasurements:
                 measured = measure_step(step, batch, values, OneReplica.of(run.spec.workers, run.index), LIMIT)
             except CannotMeasure as error:
                 return replace(estimated, why_not=str(error))
+            except (ClusterError, WorkerFailedError):
+                raise
+            except Exception as error:  # noqa: BLE001 - a measurement is no reason not to train, and the others wait
+                log.warning(
+                    "a step could not be measured (%s: %s), and is estimated.", type(error).__name__, words_of(error)
+                )
+                return replace(estimated, why_not=f"{type(error).__name__}: {words_of(error)}")
         run.startup.log_done("measured a step in %s", readable_seconds(measured.took))
         return replace(estimated, step=measured, why_not="")
 
@@ -142,12 +154,14 @@ def estimated_measurements(step: CapturedStep, spec: ResourceSpec, shapes: Mappi
     slots = {name: sum(slot.byte_size for slot in own) for name, own in find_slots(step).items()}
     replicas = max(len(spec.workers[0].devices), 1)
     activations = PartialCount()
-    if shapes:
-        activations = activation_bytes(step, with_inferred_shapes(step, sorted(step.named), shapes))
     of_replica = {
         name: [-(-length // replicas) if axis == step.inputs.get(name) else length for axis, length in enumerate(shape)]
         for name, shape in shapes.items()
     }
+    # The memory of a worker is that of one GPU, or of its share of the machine.
+    in_memory = of_replica if has_gpus(spec.workers[0]) else shapes
+    if shapes:
+        activations = activation_bytes(step, with_inferred_shapes(step, sorted(step.named), in_memory))
     cores = OneReplica.of(spec.workers, 0).config.intra_op_parallelism_threads
     return Measurements(
         step=estimate_step(step, of_replica, max(cores, 1)),

@@ -13,46 +13,46 @@ from typing import Any
 from autodist.graph.step import CapturedStep
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies import graph_config, synced_variables
+from autodist.strategies import Auto, graph_config, synced_variables
 
 CHOICES = "choices"
 """Key of the strategies in the side file of a checkpoint: a list, in the order in which the steps were planned."""
 
 
 class KeptChoices:
-    """The strategies of the run that this one continues, and those of this run.
+    """The strategies of the run that this one continues, and those of this run; on the chief.
 
     Args:
         resumed: the entries of the checkpoint from which this run resumes; empty: none.
         spec: the machines.
+        auto: the builder; None: another one.
     """
 
-    def __init__(self, resumed: Mapping[str, Any], spec: ResourceSpec) -> None:
+    def __init__(self, resumed: Mapping[str, Any], spec: ResourceSpec, auto: Auto | None) -> None:
         self._earlier: Sequence[Mapping[str, Any]] = resumed.get(CHOICES, ())
-        self._machines = str(graph_config(spec))
+        self._about = {"machines": str(graph_config(spec)), "builder": str(auto)}
         self._made: list[dict[str, Any]] = []
 
     def next_for(self, step: CapturedStep) -> bytes:
-        """Returns the earlier strategy of the next step; b"" if there is none for this step and these workers.
+        """Returns the earlier strategy of the next step.
 
-        All workers must find the same, and may name variables differently. So the shapes of the variables count.
+        b"" if there is none for these variables and workers, or if `Auto` had other options.
         """
         if len(self._earlier) <= len(self._made):
             return b""
         entry = self._earlier[len(self._made)]
-        is_same = entry["machines"] == self._machines and entry["variables"] == _forms(step)
+        is_same = {**entry, "strategy": ""} == {**self._entry(step), "strategy": ""}
         return base64.b64decode(entry["strategy"]) if is_same else b""
 
     def add(self, step: CapturedStep, strategy: strategy_pb2.Strategy) -> None:
         """Adds the strategy of the next step."""
         content = base64.b64encode(strategy.SerializeToString(deterministic=True)).decode()
-        self._made.append({"machines": self._machines, "variables": _forms(step), "strategy": content})
+        self._made.append({**self._entry(step), "strategy": content})
 
     def about(self) -> dict[str, Any]:
         """Returns the entry of the side file; empty if `Auto` has chosen nothing."""
         return {CHOICES: self._made} if self._made else {}
 
-
-def _forms(step: CapturedStep) -> list[str]:
-    """Returns the shapes and types of the variables of a step, sorted."""
-    return sorted(f"{v.shape} {v.dtype} {v.is_sparse}" for v in synced_variables(step))
+    def _entry(self, step: CapturedStep) -> dict[str, Any]:
+        variables = [f"{v.name} {v.shape} {v.dtype} {v.is_sparse}" for v in synced_variables(step)]
+        return {**self._about, "variables": variables}

@@ -164,6 +164,18 @@ def test_a_builder_of_the_script_that_fails_is_named(step, cluster):
         Auto(builders=("Nowhere",)).build(step({"w": (8, 8)}), cluster(2))
 
 
+def test_a_builder_that_divides_the_model_is_refused(step, cluster):
+    with pytest.raises(StrategyError, match="Auto cannot compare Mesh, which divides the model"):
+        Auto(builders=("Mesh",)).build(step({"w": (8, 8)}), cluster(2))
+
+
+def test_activations_that_are_computed_again_need_no_memory(step, cluster):
+    little = measured(FAST, activations=100 * MIB, memory=(MIB, MIB))
+    with pytest.raises(StrategyError, match="No plan fits"):
+        Auto().build(step({"w": (8, 8)}), cluster(2).with_measurements(little))
+    assert Auto(recompute=True).build(step({"w": (8, 8)}), cluster(2).with_measurements(little)).nodes
+
+
 def test_reasons_and_alternatives_are_in_the_strategy(step, cluster):
     planned = step({"w": (512, 512), "table": (1000, 8)}, sparse=["table"])
     choice = Auto().build(planned, cluster(2).with_measurements(measured(FAST))).choice

@@ -8,6 +8,8 @@ from autodist.resources import MeasuredPair, Measurements, NetworkMeasurement, S
 from autodist.strategies import AllReduce, PSLoadBalancing, ShardedAllReduce, synced_variables
 from autodist.strategies.network_model import CALL, HOP, MESSAGE, NetworkModel
 from autodist.strategies.plan_cost import HANDLING, CostModel, Prediction
+from autodist.strategies.subgroups import choose_subgroups, group_of, sum_cost
+from autodist.synchronizers import Subgroups
 
 MEGABYTE = 1 << 20
 RATE, LOCAL_RATE, ROUND_TRIP = 12.5e6, 1e9, 4e-3
@@ -112,3 +114,37 @@ def test_slots_and_gradients_count_for_memory(cluster, step):
     whole, sharded = (predict(b, planned, cluster(2), measured) for b in (AllReduce(), ShardedAllReduce()))
     assert whole.held == (5 * MEGABYTE,) * 2  # value, slots, gradient, activations
     assert sharded.held == (4 * MEGABYTE,) * 2  # half of the slots
+
+
+def test_updates_between_gradients_do_not_move_the_end_of_the_backward_pass(cluster, step):
+    planned = step({"first": (256, 1024), "last": (8, 8)})
+    # 0.1 s, then an update of 0.2 s, 0.1 s, then an update of 0.1 s: the backward pass takes 0.2 s.
+    interleaved = computing(0.5, updates={"first": 0.2, "last": 0.1}, ready={"first": 0.1, "last": 0.4})
+    at_the_end = computing(0.5, updates={"first": 0.2, "last": 0.1}, ready={"first": 0.1, "last": 0.2})
+    measured = [Measurements(network(RATE / 10), one) for one in (interleaved, at_the_end)]
+    found = [predict(AllReduce(), planned, cluster(2), one) for one in measured]
+    assert found[0].computation == pytest.approx(0.2)
+    assert [one.network for one in found] == pytest.approx([10 * MEGABYTE / RATE - 0.1] * 2, rel=0.05)
+
+
+def test_subgroups_send_less_between_machines(cluster, step):
+    """Machines of eight workers: what `choose_subgroups` counts on is what the prediction has."""
+    nodes = [{"address": f"10.0.0.{k}", "cpus": list(range(8)), "workers": 8, "chief": not k} for k in range(2)]
+    machines = type(cluster()).from_dict({"nodes": nodes})
+    planned = step({"kernel": (5000, 5000)})
+    pairs = (MeasuredPair(0, 8, 1e-4, RATE, RATE), MeasuredPair(0, 1, 1e-4, 1e9, 1e9))
+    measured = Measurements(NetworkMeasurement(pairs, 1e-5, 0.0, 0.0, 1e-4, "2026-11-27T10:00:00"), computing(0.0))
+    found = predict(AllReduce(), planned, machines, measured)
+    spec = machines.with_measurements(measured)
+    numbers = choose_subgroups(spec, 10**8)
+    cost = sum_cost(Subgroups.of(numbers, group_of(spec)), spec, 10**8)
+    assert numbers
+    assert found.network == pytest.approx(cost.transfer, rel=0.1)
+
+
+def test_a_slow_link_does_not_slow_the_others(cluster):
+    pairs = (
+        MeasuredPair(0, 1, 1e-3, 1e9, 1e9), MeasuredPair(0, 2, 1e-3, 1e8, 1e8), MeasuredPair(1, 2, 1e-3, 1e8, 1e8),
+    )  # fmt: skip
+    measured = Measurements(NetworkMeasurement(pairs, 1e-5, 1e8, 1e8, 1e-4, "2026-11-27T10:00:00"))
+    assert NetworkModel.of(cluster(3).with_measurements(measured)).rates == pytest.approx((1e9, 1e9, 1e8))

@@ -1,4 +1,4 @@
-"""A run that continues another one keeps the strategies that `Auto` chose, if steps and workers are the same."""
+"""A run that continues another one keeps the strategies of `Auto`, if steps, workers and options are the same."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import pytest
 
 from autodist.resources import Measurements, ResourceSpec
 from autodist.runs.measuring.kept_choices import CHOICES, KeptChoices
-from autodist.strategies import Auto, call_builder
-from tests.unit.strategies.conftest import make_cluster, make_step
+from autodist.strategies import Auto, Override, OverrideVariables, UseParameterServer, call_builder
+from tests.unit.strategies.conftest import PlannedStep, make_cluster, make_step
 
 STEP = make_step({"w": (4, 2), "table": (10, 2)}, sparse=["table"])
 
 
 def kept(spec: ResourceSpec) -> dict[str, Any]:
     """Returns the entries of a checkpoint of a run that has planned one step."""
-    choices = KeptChoices({}, spec)
+    auto = Auto()
+    choices = KeptChoices({}, spec, auto)
     assert choices.next_for(STEP) == b""
     assert choices.about() == {}
-    choices.add(STEP, call_builder(Auto(), STEP, spec))
+    choices.add(STEP, call_builder(auto, STEP, spec))
     return choices.about()
 
 
 def test_the_same_step_gets_the_same_strategy():
     spec = make_cluster(2)
-    resumed = KeptChoices(kept(spec), spec)
+    resumed = KeptChoices(kept(spec), spec, Auto())
     found = resumed.next_for(STEP)
     strategy = call_builder(Auto(), STEP, spec.with_measurements(Measurements(chosen=found)))
     assert strategy.SerializeToString(deterministic=True) == found
@@ -34,25 +35,25 @@ def test_the_same_step_gets_the_same_strategy():
     assert len(resumed.about()[CHOICES]) == 1
 
 
-def test_other_names_of_a_worker_do_not_matter():
-    renamed = make_step({"v": (4, 2), "t": (10, 2)}, sparse=["t"])
+def test_overrides_apply_once_to_a_kept_strategy():
     spec = make_cluster(2)
-    assert KeptChoices(kept(spec), spec).next_for(renamed)
+    builder = OverrideVariables(Auto(), (Override("w", UseParameterServer(owner=1)),))
+    first = call_builder(builder, STEP, spec)
+    chosen = first.SerializeToString(deterministic=True)
+    again = call_builder(builder, STEP, spec.with_measurements(Measurements(chosen=chosen)))
+    assert again.SerializeToString(deterministic=True) == chosen
 
 
 @pytest.mark.parametrize(
-    ("step", "workers"),
-    [(STEP, 3), (make_step({"w": (4, 3), "table": (10, 2)}, sparse=["table"]), 2), (make_step({"w": (4, 2)}), 2)],
-    ids=["another worker", "another shape", "fewer variables"],
+    ("step", "workers", "auto"),
+    [
+        (STEP, 3, Auto()),
+        (make_step({"w": (4, 3), "table": (10, 2)}, sparse=["table"]), 2, Auto()),
+        (make_step({"v": (4, 2), "table": (10, 2)}, sparse=["table"]), 2, Auto()),
+        (make_step({"w": (4, 2)}), 2, Auto()),
+        (STEP, 2, Auto(allow=("staleness",))),
+    ],
+    ids=["another worker", "another shape", "another name", "fewer variables", "other options"],
 )
-def test_another_step_or_cluster_is_chosen_for_anew(step, workers):
-    assert KeptChoices(kept(make_cluster(2)), make_cluster(workers)).next_for(step) == b""
-
-
-def test_a_strategy_with_other_names_is_not_used():
-    """The chief's script has changed. No worker has measured, so the choice is made by assumed times."""
-    spec = make_cluster(2)
-    chosen = KeptChoices(kept(spec), spec).next_for(STEP)
-    renamed = make_step({"v": (4, 2), "t": (10, 2)}, sparse=["t"])
-    strategy = call_builder(Auto(), renamed, spec.with_measurements(Measurements(chosen=chosen)))
-    assert [node.variable for node in strategy.nodes] == ["v", "t"]
+def test_what_differs_is_chosen_again(step: PlannedStep, workers: int, auto: Auto):
+    assert KeptChoices(kept(make_cluster(2)), make_cluster(workers), auto).next_for(step) == b""
