@@ -309,6 +309,7 @@ class SimulatedWorker(Process):
             _program=SimpleNamespace(require_fits=lambda *examples: None),
             _rewritten_for=None,
             _holders=None,
+            _check=None,
             _written=[self.variables[name] for name in written],
             _keeps_pace=in_lockstep,
             _is_synchronous=in_lockstep,
