@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
-from autodist.logs.formatting import counted, readable_bytes
+from autodist.logs.formatting import counted, readable_bytes, some_of
 from autodist.logs.tables import text_table
 from autodist.proto import strategy_pb2
 from autodist.strategies.sum_summary import milliseconds
@@ -58,14 +57,9 @@ class ChoiceFigures:
         names: dict[str, list[str]] = {}
         for name, reason in self.reasons.items():
             names.setdefault(reason, []).append(name)
-        return [(reason, _some(of_reason)) for reason, of_reason in names.items()]
+        return [(reason, some_of(of_reason, _NAMES)) for reason, of_reason in names.items()]
 
 
 def _row(one: strategy_pb2.Alternative) -> tuple[str, ...]:
     held = f"{readable_bytes(one.held)}{' (too much)' if one.exceeds_memory else ''}"
     return one.name, milliseconds(one.seconds), readable_bytes(one.sent), held
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES
-    return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")

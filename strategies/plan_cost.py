@@ -332,15 +332,12 @@ class CostModel:
 
     def _touched(self, one: _Piece) -> tuple[float, float]:
         """Returns the bytes of the rows of a table, or a shard, that a worker's batch touches, and of their indices."""
-        rows = self._rows(one.variable) * (1.0 if one.has_all_rows else one.share)
+        rows = _rows(one.variable, self.facts.rows) * (1.0 if one.has_all_rows else one.share)
         return rows * one.piece.row_bytes, rows * INDEX_BYTES
-
-    def _rows(self, variable: SyncedVariable) -> int:
-        return _rows(variable, self.facts.rows)
 
     def _growth(self, variable: SyncedVariable) -> float:
         """Returns the factor by which the distinct rows of all workers' batches exceed those of one."""
-        table, rows = max(variable.shape[0] if variable.shape else 1, 1), max(self._rows(variable), 1)
+        table, rows = max(variable.shape[0] if variable.shape else 1, 1), max(_rows(variable, self.facts.rows), 1)
         return float(table * (1 - (1 - rows / table) ** self._count) / rows)
 
     def _slots(self, one: _Piece) -> float:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autodist.errors import ClusterError, WorkerFailedError
+from autodist.errors import ClusterError
 from autodist.graph.activations import activation_bytes
 from autodist.graph.flops import with_inferred_shapes
-from autodist.graph.partial_count import PartialCount
 from autodist.graph.step import CapturedStep
 from autodist.kernels.place.slots import find_slots
 from autodist.logs.formatting import readable_seconds, words_of
@@ -88,7 +87,7 @@ class AutoMeasurements:
             return own
         self._network = self._network or self._measured_network()
         slowness = self._slowness([seconds for seconds, _ in parts])
-        return replace(own, network=self._network, slowness=slowness, memory=tuple(bytes for _, bytes in parts))
+        return replace(own, network=self._network, slowness=slowness, memory=tuple(memory for _, memory in parts))
 
     def _slowness(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Returns the seconds of each worker as a multiple of the chief's; () if one could not measure.
@@ -108,25 +107,25 @@ class AutoMeasurements:
         shapes: Mapping[str, Sequence[int]],
     ) -> Measurements:
         run = self._run
-        estimated = estimated_measurements(step, run.spec, shapes)
         if not batch or not run.spec.workers[run.index].has_replicas:
-            return replace(estimated, why_not="its batch is not known before it runs, or this worker has no replica")
+            why_not = "its batch is not known before it runs, or this worker has no replica"
+            return estimated_measurements(step, run.spec, shapes, why_not)
         tracked = {one.shared_name: one for one in run.tracker}
         values = {v.name: functools.partial(self._value, tracked[names[v.name]]) for v in step.variables}
         with run.startup.showing("measuring a step"):
             try:
                 measured = measure_step(step, batch, values, OneReplica.of(run.spec.workers, run.index), LIMIT)
             except CannotMeasure as error:
-                return replace(estimated, why_not=str(error))
-            except (ClusterError, WorkerFailedError):
+                return estimated_measurements(step, run.spec, shapes, str(error))
+            except ClusterError:
                 raise
             except Exception as error:  # noqa: BLE001 - a measurement is no reason not to train, and the others wait
                 log.warning(
                     "a step could not be measured (%s: %s), and is estimated.", type(error).__name__, words_of(error)
                 )
-                return replace(estimated, why_not=f"{type(error).__name__}: {words_of(error)}")
+                return estimated_measurements(step, run.spec, shapes, f"{type(error).__name__}: {words_of(error)}")
         run.startup.log_done("measured a step in %s", readable_seconds(measured.took))
-        return replace(estimated, step=measured, why_not="")
+        return replace(needs_of(step, run.spec, shapes), step=measured)
 
     def _value(self, tracked: TrackedVariable) -> np.ndarray:
         """Returns the present value of a variable, which an earlier step may have written."""
@@ -143,8 +142,8 @@ class AutoMeasurements:
         return measured
 
 
-def estimated_measurements(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> Measurements:
-    """Returns the computation of a step by its FLOPs, and what it needs in memory; nothing is run.
+def needs_of(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> Measurements:
+    """Returns the memory that a step needs besides its variables; nothing is run.
 
     Args:
         step: the captured step.
@@ -152,30 +151,44 @@ def estimated_measurements(step: CapturedStep, spec: ResourceSpec, shapes: Mappi
         shapes: shapes of its inputs in the chief's part of the first batch, if known.
     """
     slots = {name: sum(slot.byte_size for slot in own) for name, own in find_slots(step).items()}
+    if not shapes:
+        return Measurements(slots=slots)
+    # The memory of a worker is that of one GPU, or of its share of the machine.
+    in_memory = _of_replica(step, spec, shapes) if has_gpus(spec.workers[0]) else shapes
+    activations = activation_bytes(step, with_inferred_shapes(step, sorted(step.named), in_memory))
+    return Measurements(slots=slots, activations=activations.count)
+
+
+def estimated_measurements(
+    step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], why_not: str
+) -> Measurements:
+    """Returns the computation of a step by its FLOPs, and the memory that it needs; nothing is run.
+
+    Args:
+        step: the captured step.
+        spec: the machines.
+        shapes: shapes of its inputs in the chief's part of the first batch, if known.
+        why_not: the reason why it is not measured.
+    """
+    cores = OneReplica.of(spec.workers, 0).config.intra_op_parallelism_threads
+    estimated = estimate_step(step, _of_replica(step, spec, shapes), max(cores, 1))
+    return replace(needs_of(step, spec, shapes), step=estimated, why_not=why_not)
+
+
+def _of_replica(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Returns the shapes of a step's inputs in the part of one replica of the chief."""
     replicas = max(len(spec.workers[0].devices), 1)
-    activations = PartialCount()
-    of_replica = {
+    return {
         name: [-(-length // replicas) if axis == step.inputs.get(name) else length for axis, length in enumerate(shape)]
         for name, shape in shapes.items()
     }
-    # The memory of a worker is that of one GPU, or of its share of the machine.
-    in_memory = of_replica if has_gpus(spec.workers[0]) else shapes
-    if shapes:
-        activations = activation_bytes(step, with_inferred_shapes(step, sorted(step.named), in_memory))
-    cores = OneReplica.of(spec.workers, 0).config.intra_op_parallelism_threads
-    return Measurements(
-        step=estimate_step(step, of_replica, max(cores, 1)),
-        why_not="no step was run",
-        slots=slots,
-        activations=activations.count,
-        memory=(available_memory(spec.workers, 0),) * len(spec.workers),
-    )
 
 
 def known_measurements(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> Measurements:
     """Returns the estimates for a step, and the network as an earlier run has measured it."""
     network = None if len(spec.workers) == 1 else _known_network(spec)
-    return replace(estimated_measurements(step, spec, shapes), network=network)
+    memory = (available_memory(spec.workers, 0),) * len(spec.workers)
+    return replace(estimated_measurements(step, spec, shapes, "no step was run"), network=network, memory=memory)
 
 
 def _known_network(spec: ResourceSpec) -> NetworkMeasurement | None:
