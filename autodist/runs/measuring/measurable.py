@@ -25,10 +25,10 @@ class CannotMeasure(Exception):
     """Raised if a step cannot be measured; the argument is the reason. Use `estimate_step` instead."""
 
 
-_OF_VARIABLES = having(Trait.READ | Trait.ASSIGNMENT | Trait.QUERY)
+_OF_VARIABLES = having(Trait.SOURCE | Trait.READ | Trait.ASSIGNMENT | Trait.QUERY) | {"DisableCopyOnRead"}
 _DRAWS = having(Trait.SEEDED | Trait.GENERATOR)
 _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
-_CHECKS = frozenset(["Assert", "CheckNumerics", "CheckNumericsV2"])
+_CHECKS = having(Trait.CHECKS) - {"Print"} | {"Assert"}
 _OF_FIRST_LOOPS = having(Trait.ENTER | Trait.STACK)
 LOOPS = having(Trait.LOOP)
 
@@ -58,15 +58,13 @@ def _fault_of(op: str) -> str | None:
     if op in _OF_FIRST_LOOPS:
         return "belongs to a loop of TensorFlow 1, which may wait for itself"
     is_known = op in _OF_VARIABLES | _DRAWS | _CALLS | _CHECKS or is_stateless(op)
-    if is_known or _uses_variable(op) or draws_numbers(op) or op.startswith("CudnnRNN"):
+    if is_known or _updates_variable(op) or draws_numbers(op) or op.startswith("CudnnRNN"):
         return None
     return "may have effects outside of the step, or state that a copy of the step does not have"
 
 
-def _uses_variable(op: str) -> bool:
-    """Returns True if an op updates variables or their rows, or returns their handles."""
-    is_update = op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStridedSlice"))
-    return is_update or op in ("VarHandleOp", "DisableCopyOnRead")
+def _updates_variable(op: str) -> bool:
+    return op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStridedSlice"))
 
 
 def first_part(step: CapturedStep, batch: Mapping[str, Any], parts: int) -> Batch:
