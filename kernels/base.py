@@ -198,6 +198,15 @@ class Context:
         """True if all workers are known to compute bit-identical results, whatever code their processors run."""
         return self.workers == 1 or self.strategy.graph_config.one_machine
 
+    def compilation(self, step: Step) -> strategy_pb2.Compilation:
+        """Returns what XLA compiles of a step: as the strategy says, or else as the script requests."""
+        if self.strategy.graph_config.HasField("compilation"):
+            return self.strategy.graph_config.compilation
+        if step.jit_compile:
+            return strategy_pb2.Compilation(computation=strategy_pb2.Compilation.WHOLE, updates=True)
+        marked = strategy_pb2.Compilation.MARKED
+        return strategy_pb2.Compilation(computation=marked)
+
     @functools.cached_property
     def of_replicas(self) -> Context:
         """The context in which the step is replicated: for a pipeline, that of a single worker.

@@ -66,6 +66,7 @@ def capture_function(
     jit_compile: bool = False,
     autograph: bool = True,
     is_split: bool = False,
+    builds_for_xla: bool | None = None,
 ) -> CapturedFunction:
     """Traces `function(*arguments)`.
 
@@ -73,17 +74,20 @@ def capture_function(
         function: the step.
         arguments: a tuple whose tensors are `tf.TensorSpec`s.
         batch_axes: the axis along which each tensor of the flattened arguments is split.
-        jit_compile: True if the script compiles the step with XLA; loops are then built in a form that XLA accepts.
+        jit_compile: True if the script compiles the step with XLA.
         autograph: True if Python control flow is converted, as by `tf.function`.
         is_split: True if each replica gets a part of the batch, so that batch statistics in a loss are exchanged.
+        builds_for_xla: True if loops are built in a form that XLA can compile; None: as `jit_compile`.
 
     Raises:
         CaptureError: the step computes gradients in a loop or does not apply them, or writes trainable variables from
             its batch without gradients; or it uses an outside resource that cannot be captured.
     """
-    trace = functools.partial(_trace, function, arguments, jit_compile, autograph)
-    capture = functools.partial(_capture, trace, tuple(batch_axes), jit_compile)
+    builds_for_xla = jit_compile if builds_for_xla is None else builds_for_xla
+    trace = functools.partial(_trace, function, arguments, builds_for_xla, autograph)
+    capture = functools.partial(_capture, trace, tuple(batch_axes))
     made = with_global_statistics(capture) if is_split else capture(None)
+    made = made.compiled(jit_compile, builds_for_xla)
     warn_of_variables_without_gradient(made.captured.step, made.notes)
     return made.captured
 
@@ -99,6 +103,11 @@ class _Made:
     def step(self) -> CapturedStep:
         return self.captured.step
 
+    def compiled(self, jit_compile: bool, builds_for_xla: bool) -> _Made:
+        """Returns this trace with what is known about XLA."""
+        step = replace(self.step, jit_compile=jit_compile, has_loops_for_xla=builds_for_xla)
+        return replace(self, captured=replace(self.captured, step=step))
+
     @property
     def graph(self) -> tf.Graph:
         return self.notes.graph
@@ -107,7 +116,6 @@ class _Made:
 def _capture(
     trace: Callable[..., tuple[Any, GradientNotes, AllReduceNotes]],
     batch_axes: Sequence[int | None],
-    jit_compile: bool,
     statistics: BatchStatistics | None,
 ) -> _Made:
     trace = functools.partial(trace, statistics)
@@ -153,7 +161,7 @@ def _capture(
     step = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
     trained = {gradient.variable for gradient in step.gradients}
     by_name = {variable.name: one.source for variable, one in zip(variables, found, strict=True)}
-    step = replace(step, jit_compile=jit_compile, annotations=requested_shardings(step.graph_def, by_name, trained))
+    step = replace(step, annotations=requested_shardings(step.graph_def, by_name, trained))
     require_unchanged(step.graph_def, "the step")
     require_applied(step, calls)
     returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)
@@ -183,7 +191,7 @@ def _without_graph(leaf: Any) -> Any:
 def _trace(
     function: Callable[..., Any],
     arguments: Any,
-    jit_compile: bool,
+    builds_for_xla: bool,
     autograph: bool,
     statistics: BatchStatistics | None,
     keeps_records: bool = False,
@@ -201,11 +209,11 @@ def _trace(
         distributing(),
         refusing_strategies(),
         checking_distributions(),
-        OptionalXlaContext(jit_compile),
+        OptionalXlaContext(builds_for_xla),
     ):
         concrete = tf.function(function, autograph=autograph).get_concrete_function(*arguments)
     if noted.wants_records:
-        return _trace(function, arguments, jit_compile, autograph, statistics, keeps_records=True)
+        return _trace(function, arguments, builds_for_xla, autograph, statistics, keeps_records=True)
     return concrete, noted, sums
 
 

@@ -326,12 +326,14 @@ class DistributedFunction:
     def _capture(
         self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]
     ) -> CapturedFunction:
+        xla = self._run.spec.xla
         with self._run.failed_step.guarding(is_step=False, is_before=True):  # an error of the script's code, too
             return capture_function(
                 step, specs, axes,
                 jit_compile=self._tracing.jit_compile,
                 autograph=self._tracing.autograph,
                 is_split=self._run.spec.splits_batches,
+                builds_for_xla=None if xla is None else bool(xla),
             )  # fmt: skip
 
     def _report_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:

@@ -14,7 +14,7 @@ from autodist.graph.step import CapturedStep, Step
 from autodist.graph.walks import reach
 
 
-def find_stages(step: CapturedStep) -> Stages:
+def find_stages(step: Step) -> Stages:
     """Separates compute from nodes that run once; see `autodist.graph.stages`.
 
     The result is cached for a graph, its gradients, variables and inputs, and shared by all kernels.
@@ -24,7 +24,7 @@ def find_stages(step: CapturedStep) -> Stages:
     return step.graph_index.once("stages", key, lambda: _find(step))
 
 
-def _find(step: CapturedStep) -> Stages:
+def _find(step: Step) -> Stages:
     gradients = list(step.gradients)
     while True:
         walk = _Walk(step, gradients)
@@ -54,7 +54,7 @@ class _Walk:
     machine operation.
     """
 
-    step: CapturedStep
+    step: Step
     gradients: list[VariableGradient]
     reach: dict[str, int] = field(default_factory=dict)  # gradients that reach a node that runs once
     after_state: set[str] = field(default_factory=set)

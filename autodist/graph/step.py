@@ -76,6 +76,7 @@ class Step:
             asynchronous variables.
         jit_compile: True if the script requests XLA for the complete step. If it requests XLA for parts, the names of
             their nodes show it (`autodist.graph.jit_scope`).
+        has_loops_for_xla: True if TensorFlow has built the step, with its loops, in a form that XLA can compile.
         is_global: True if every worker receives the same batch and keeps its share, so that each knows the total number
             of examples.
         counts_examples: True if the step has an additional last output, which is above 0 if any worker has examples.
@@ -98,6 +99,7 @@ class Step:
     background_nodes: tuple[str, ...] = ()
     standing_nodes: tuple[str, ...] = ()
     jit_compile: bool = False
+    has_loops_for_xla: bool = False
     is_global: bool = False
     counts_examples: bool = False
     even_parts: EvenSharesRequired | None = None

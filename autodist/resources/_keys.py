@@ -36,6 +36,7 @@ class YamlKeys(Timeouts):
     strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
     batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
     batch_norm: Literal["whole", "replica"] | None = Field(default=None, description="whole or replica")
+    xla: Literal["auto", True, False] | None = Field(default=None, description="auto, true or false")
     shard: Literal["files"] | None = Field(default=None, description="files")
     max_restarts: int = Field(default=0, ge=0, le=MOST_RESTARTS, description=RESTARTS)
     min_nodes: int | None = Field(default=None, ge=1, description="a whole number from 1 to the number of nodes")

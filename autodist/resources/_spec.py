@@ -41,6 +41,8 @@ class ResourceSpec(YamlKeys):
             default of the front end.
         batch_norm: "whole" if Keras's batch normalization uses the examples of all replicas, "replica" if those of its
             own; None: all on a mesh, its own under other strategies.
+        xla: True if XLA compiles all steps, False if it compiles none, "auto" if measurements decide; None: what the
+            script requests.
         shard: "files" if each worker reads its own files, so that batches are not those of one device; None: all
             workers read all files.
         max_restarts: the number of times that all workers may restart after one of them was lost.
@@ -187,6 +189,7 @@ class ResourceSpec(YamlKeys):
             "transport",
             "batch",
             "batch_norm",
+            "xla",
             "shard",
             "max_restarts",
             "min_nodes",

@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autodist.errors import StrategyError
@@ -21,6 +22,7 @@ from autodist.runs.dry_run import active_dry_run
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from autodist.runs.log_strategy import log_strategy
 from autodist.runs.measuring.auto_measurements import AutoMeasurements
+from autodist.runs.measuring.compilation import agreed_compilation
 from autodist.runs.measuring.kept_choices import KeptChoices
 from autodist.runs.memory_needs import held_in_one_memory, require_memory
 from autodist.runs.step_plans import StepPlans
@@ -33,11 +35,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autodist")
 
-_MEASURE = b"measure"
-"""Content of the chief's message if all workers measure a step."""
+_STEP, _XLA = b"step", b"xla"
+"""Measurements that the chief's message requests of all workers: of a step for `Auto`, of its forms for `xla: auto`."""
 
 _REFUSAL = "refusal"
 """JSON key under which the chief sends the reason why it cannot make a strategy, in place of the strategy."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The results of measurements for a step, or the choices of an earlier run by its own.
+
+    Attributes:
+        measurements: those for `Auto`; None for other builders.
+        compilation: what XLA compiles; None: as the YAML or the script says.
+    """
+
+    measurements: Measurements | None = None
+    compilation: strategy_pb2.Compilation | None = None
+
+
+_NOT_MEASURED = _Measured()
 
 
 class RunSteps:
@@ -48,7 +66,7 @@ class RunSteps:
         draws: names of operations that draw random numbers from a state that TensorFlow does not expose.
         tables: names of the lookup tables that this worker has initialized.
         has_program: True if a program was made that does more than set variables.
-        choices: strategies that `Auto` has chosen.
+        choices: strategies that `Auto` or `xla: auto` has chosen.
         on_first_program: called once, when the first training step is ready.
     """
 
@@ -95,17 +113,17 @@ class RunSteps:
             dry_run.on_step(step, names, shapes or {}, rehearses, name)
             return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
         fingerprint: Fingerprint | None = None
-        measured: Measurements | None = None
-        if run.chooses_by_cost:
+        measured = _NOT_MEASURED
+        if run.chooses_by_cost or run.spec.xla == "auto":
             fingerprint = Fingerprint.of(step, registered_kernels())
-            measured = self._measured(step, fingerprint, names, batch or {}, shapes or {})
+            measured = self._measured(step, fingerprint, names, batch or {}, shapes or {}, name)
         strategy = self._build(step, names, measured) if run.index == 0 else None
         if not run.have_joined:
             if strategy is not None and rehearses and run.workers > 1:
                 self._plans.rehearse(step, strategy, names)
             run.start()
         strategy, renaming = self._agree(step, strategy, fingerprint)
-        if measured is not None and run.index == 0:
+        if measured != _NOT_MEASURED and run.index == 0:
             self.choices.add(step, strategy)
         self._plans.decide(strategy, names, renaming)
         if self.strategy is None and strategy.nodes:
@@ -178,13 +196,11 @@ class RunSteps:
         names: Mapping[str, str],
         batch: Mapping[str, Any],
         shapes: Mapping[str, Sequence[int]],
-    ) -> Measurements | None:
-        """Returns the measurements for `Auto`, or the strategy that it chose in the run that this one continues.
+        name: str,
+    ) -> _Measured:
+        """Returns the measurements for `Auto` and `xla: auto`, or what they chose in the run that this one continues.
 
-        The chief decides whether all workers measure the step, once they are known to have captured the same one.
-
-        Returns:
-            None if the step trains nothing, or only variables that earlier steps have placed.
+        The chief decides what all workers measure, once they are known to have captured the same step.
 
         Raises:
             CaptureMismatchError: this worker captured a different step than the chief.
@@ -194,21 +210,41 @@ class RunSteps:
         if not run.have_joined:
             run.start()
         run.coordination.reach_collective()
+        kept: strategy_pb2.Strategy | None = None
         if run.index > 0:
             chief, content = Fingerprint.unpack(run.coordination.broadcast())
             require_equal(chief, fingerprint, f"worker {run.index}", step)
-            if content != _MEASURE:
-                return None
         else:
-            chooses = bool(step.gradients) and not self._plans.have_decided(step, names)
-            kept = self.choices.next_for(step) if chooses else b""
-            if chooses and self.strategy is None:
-                self._require_writable()
-            run.coordination.broadcast(fingerprint.packed_with(_MEASURE if chooses and not kept else b""))
-            if kept or not chooses:
-                return Measurements(chosen=kept) if kept else None
+            kept, content = self._what_to_measure(step, names)
+            run.coordination.broadcast(fingerprint.packed_with(content))
+        if kept is not None:
+            compilation: strategy_pb2.Compilation | None = None
+            if kept.graph_config.HasField("compilation"):
+                compilation = strategy_pb2.Compilation()
+                compilation.CopyFrom(kept.graph_config.compilation)
+                kept.graph_config.ClearField("compilation")  # builders return none
+            chosen = kept.SerializeToString(deterministic=True) if run.chooses_by_cost else b""
+            return _Measured(Measurements(chosen=chosen), compilation)
+        compilation = agreed_compilation(run, step, names, batch, name) if _XLA in content else None
+        if _STEP not in content:
+            return _NOT_MEASURED if compilation is None else _Measured(None, compilation)
         self._measures = self._measures or AutoMeasurements(run)
-        return self._measures.of(step, names, batch, shapes)
+        return _Measured(self._measures.of(step, names, batch, shapes, compilation), compilation)
+
+    def _what_to_measure(
+        self, step: CapturedStep, names: Mapping[str, str]
+    ) -> tuple[strategy_pb2.Strategy | None, bytes]:
+        """On the chief, returns the strategy of the run that this one continues, or else what all workers measure."""
+        chooses_strategy = self._run.chooses_by_cost and not self._plans.have_decided(step, names)
+        chooses_xla = self._run.spec.xla == "auto"
+        if not step.gradients or not (chooses_strategy or chooses_xla):
+            return None, b""
+        if self.strategy is None:
+            self._require_writable()
+        kept = self.choices.next_for(step)
+        if kept:
+            return strategy_pb2.Strategy.FromString(kept), b""
+        return None, b" ".join([*([_STEP] if chooses_strategy else []), *([_XLA] if chooses_xla else [])])
 
     def _require_writable(self) -> None:
         """Checks that the file for the chosen strategy can be written.
@@ -225,12 +261,10 @@ class RunSteps:
                     "is writable on the chief. Use another path."
                 )
 
-    def _build(
-        self, step: CapturedStep, names: Mapping[str, str], measurements: Measurements | None
-    ) -> strategy_pb2.Strategy:
+    def _build(self, step: CapturedStep, names: Mapping[str, str], measured: _Measured) -> strategy_pb2.Strategy:
         """On the chief, builds the strategy for a step; once all workers have joined, all raise its StrategyError."""
         try:
-            return self._plans.build(step, names, measurements)
+            return self._plans.build(step, names, measured.measurements, measured.compilation)
         except StrategyError as error:
             if self._run.workers > 1 and self._run.have_joined:
                 self._run.coordination.reach_collective()

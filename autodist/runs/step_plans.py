@@ -65,7 +65,11 @@ class StepPlans:
         return None if self._rehearsed is None else self._rehearsed[1]
 
     def build(
-        self, step: CapturedStep, names: Mapping[str, str], measurements: Measurements | None = None
+        self,
+        step: CapturedStep,
+        names: Mapping[str, str],
+        measurements: Measurements | None = None,
+        compilation: strategy_pb2.Compilation | None = None,
     ) -> strategy_pb2.Strategy:
         """On the chief, builds the strategy for a step; a variable of an earlier step keeps its placement.
 
@@ -75,12 +79,16 @@ class StepPlans:
             step: the step.
             names: the session's name of each variable.
             measurements: the measurements for `Auto`; None for other builders.
+            compilation: what XLA compiles of the step, by measurements; None: as the YAML or the script says.
 
         Raises:
             StrategyError: the strategy is not possible for this step.
         """
+        if compilation is None:
+            compilation = _compilation_by_yaml(self._spec.xla)
         if not step.gradients:
             strategy = strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec))
+            strategy.graph_config.MergeFrom(strategy_pb2.GraphConfig(compilation=compilation))
             if self._builder is not None and (mesh := find_mesh(self._builder)) is not None:
                 strategy.mesh.CopyFrom(mesh.message(self._spec))
             return resolve_specs(strategy, step, self._spec)
@@ -97,6 +105,7 @@ class StepPlans:
                 node.CopyFrom(earlier)
                 node.variable = variable
         check_strategy(strategy, step, self._spec)
+        strategy.graph_config.MergeFrom(strategy_pb2.GraphConfig(compilation=compilation))
         self._check_stages_known(strategy)
         self._record_owned(strategy, step, names)
         if not strategy.pipeline.stages and not self._has_warned_of_marks and has_stage_marks(step):
@@ -252,6 +261,14 @@ class StepPlans:
         if not strategy.HasField("mesh"):
             return made
         return made.with_graph(name_by_type(made.graph_def, "autodist/reshard/"))
+
+
+def _compilation_by_yaml(xla: object) -> strategy_pb2.Compilation | None:
+    """Returns what XLA compiles by the YAML's `xla`, without measurements; None: what the script requests."""
+    if not isinstance(xla, bool):
+        return None
+    extent = strategy_pb2.Compilation.WHOLE if xla else strategy_pb2.Compilation.NOTHING
+    return strategy_pb2.Compilation(computation=extent, updates=xla)
 
 
 def share_names(step: CapturedStep, names: Mapping[str, str]) -> CapturedStep:

@@ -105,7 +105,11 @@ class InboxLoops:
             if self._is_closed:
                 return
             self.failure = self.failure or error
-            session.run(closes)
+            try:
+                session.run(closes)
+            except (tf.errors.OpError, RuntimeError):
+                if not self._is_closed:  # otherwise `close` has interrupted it
+                    raise
 
 
 def loop_of(inbox: Inbox, worker: int, workers: int, name: str) -> list[NodeDef]:

@@ -40,9 +40,11 @@ class Compilable:
         graph_def: the graph, for the functions that its nodes call.
         allows_loops: True if compiled loops may have variables and lists of tensors as inputs and outputs, in addition
             to plain tensors.
+        allows_draws: True if XLA may draw random numbers from keys; it draws others.
     """
 
-    def __init__(self, graph_def: tf.compat.v1.GraphDef, allows_loops: bool) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef, allows_loops: bool, allows_draws: bool = True) -> None:
+        self._refused_ops = frozenset() if allows_draws else having(Trait.BY_KEY | Trait.KEY)
         self._refused = frozenset({_STRING} if allows_loops else {_STRING, VARIANT})
         self._refused_of_loops = frozenset({_STRING} if allows_loops else {_STRING, VARIANT, RESOURCE})
         self._functions = {f.signature.name: f for f in graph_def.library.function}
@@ -51,7 +53,7 @@ class Compilable:
 
     def can_compile(self, node: NodeDef) -> bool:
         """Returns True if XLA can compile a node, provided that its resource inputs are handles of variables."""
-        if node.op not in _known():
+        if node.op not in _known() or node.op in self._refused_ops:
             return False
         if node.op in _CALLS:
             bodies = all(map(self._is_compilable_body, called_by(node)))

@@ -1,14 +1,13 @@
-"""CompileStep: compiles the parts of a step marked with `jit_compile` as XLA functions."""
+"""CompileStep: compiles parts of a step as XLA functions, as the script or the YAML requests."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.split import Subgraph
@@ -17,8 +16,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.called_function import compiled_function, replace_by_call
-from autodist.kernels.finish.compilable import Compilable
-from autodist.kernels.finish.compiled_regions import PartOf, find_regions, may_need_compiler, work_in
+from autodist.kernels.finish.compiled_regions import Marks, PartOf, find_regions, may_need_compiler, work_in
 from autodist.kernels.finish.prune import Prune
 
 log = logging.getLogger("autodist")
@@ -28,7 +26,7 @@ _NEEDS_NO_COMPILER = having(Trait.SOURCE | Trait.FED | Trait.QUERY)
 
 @dataclass(frozen=True)
 class CompileStep(Kernel[ReplicatedStep, ReplicatedStep]):
-    """Turns each replica's compute part, and the update, into one XLA function if the script sets `jit_compile`.
+    """Turns each replica's compute part, and the update, into one XLA function, if requested.
 
     Each function holds the captured nodes that XLA can compile and that wait for the same communication. The rest stays
     between the functions: nodes that kernels created (reductions, sends, queues), rows of variables, data-dependent
@@ -56,15 +54,15 @@ class CompileStep(Kernel[ReplicatedStep, ReplicatedStep]):
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        is_marked = _marked_in(step)
-        if not any(map(is_marked, step.graph_index.nodes)):
+        marks = Marks(step, context.compilation(step))
+        if not any(name in marks for name in step.graph_index.nodes):
             return step
-        step = _with_free_constants(step)
+        marks = replace(marks, step=(step := _with_free_constants(step)))
         regions = [
-            part for part in find_regions(step, context, is_marked).values()
+            part for part in find_regions(marks, context).values()
             if work_in(step.graph_index, part.nodes) >= self.min_work or may_need_compiler(step.graph_index, part.nodes)
         ]  # fmt: skip
-        _log_uncompiled(step, context, is_marked)
+        _log_uncompiled(marks, context)
         if not regions:
             return step
         return Prune().apply(_with_calls(step, regions), context)
@@ -75,10 +73,6 @@ def _with_free_constants(step: ReplicatedStep) -> ReplicatedStep:
     editor = StepEditor(step)
     freed = free_constants(editor, step.graph_index, {*map(node_of, step.outputs), *step.targets})
     return editor.to_step() if freed else step
-
-
-def _marked_in(step: ReplicatedStep) -> Callable[[str], bool]:
-    return (lambda _: True) if step.jit_compile else is_in_jit_scope
 
 
 def _with_calls(step: ReplicatedStep, regions: Iterable[Subgraph]) -> ReplicatedStep:
@@ -94,14 +88,14 @@ def _with_calls(step: ReplicatedStep, regions: Iterable[Subgraph]) -> Replicated
     return editor.to_step()
 
 
-def _log_uncompiled(step: ReplicatedStep, context: Context, is_marked: Callable[[str], bool]) -> None:
+def _log_uncompiled(marks: Marks, context: Context) -> None:
     """Logs the ops marked for XLA that run without it, on the chief and once per step."""
-    part_of, compilable = PartOf(step), Compilable(step.graph_def, allows_loops=step.jit_compile)
+    step, part_of, compilable = marks.step, PartOf(marks.step), marks.compilable()
     left = Counter(
         node.op for name, node in step.graph_index.nodes.items()
-        if node.op not in _NEEDS_NO_COMPILER and is_marked(name) and part_of(name) is not None
+        if node.op not in _NEEDS_NO_COMPILER and name in marks and part_of(name) is not None
         and not step.replica_of(name)[0] and not compilable.can_compile(node)
     )  # fmt: skip
     if left and context.worker == 0:
         ops = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(left.items()))
-        log.info("jit_compile: these ops of the step run without XLA: %s.", ops)
+        log.info("XLA: these ops of the step run without it: %s.", ops)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autodist.graph.control_flow import find_maybe_dead
+from autodist.graph.find_stages import find_stages
 from autodist.graph.index import GraphIndex
+from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.names import node_of
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
 from autodist.graph.ops import Trait, having
@@ -16,6 +19,7 @@ from autodist.graph.step import ReplicatedStep
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.finish.compilable import Compilable
+from autodist.proto import strategy_pb2
 
 Key = tuple[Hashable, ...]
 """The common properties of the nodes of one region."""
@@ -60,28 +64,70 @@ def _copied(step: ReplicatedStep) -> frozenset[str]:
     return frozenset([*constants, *(name for name in lists if (part_of(name) or ("",))[0] == SHARED)])
 
 
-def find_regions(step: ReplicatedStep, context: Context, is_marked: Callable[[str], bool]) -> Subgraphs:
+@dataclass(frozen=True)
+class Marks:
+    """The nodes of a step that XLA is to compile, if it can.
+
+    Args:
+        step: the step.
+        compilation: what XLA compiles of it.
+    """
+
+    step: ReplicatedStep
+    compilation: strategy_pb2.Compilation
+
+    def __contains__(self, name: str) -> bool:
+        captured = self.step.replica_of(name)[1]
+        is_chosen = self.compilation.updates if captured in self._once else self.is_whole
+        return is_chosen or (self._takes_marks and is_in_jit_scope(name))
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the complete computation is compiled: only then does TensorFlow build its loops for XLA."""
+        return self.compilation.computation == strategy_pb2.Compilation.WHOLE
+
+    @property
+    def _takes_marks(self) -> bool:
+        return self.compilation.computation == strategy_pb2.Compilation.MARKED
+
+    @cached_property
+    def _once(self) -> Container[str]:
+        """The nodes of the updates."""
+        if self.compilation.updates == self.is_whole:
+            return ()  # they are chosen as the computation is
+        return (self.step.stages if self.step.stages.order else find_stages(self.step)).once
+
+    def compilable(self, allows_loops: bool = True) -> Compilable:
+        """Returns the check which of the nodes XLA can compile.
+
+        Args:
+            allows_loops: False if XLA must not compile loops with variables and lists, although it could.
+        """
+        # XLA draws other numbers, which only a script that requests XLA itself expects.
+        allows_draws = self.step.jit_compile or self._takes_marks
+        allows_loops = allows_loops and self.is_whole and self.step.has_loops_for_xla
+        return Compilable(self.step.graph_def, allows_loops, allows_draws)
+
+
+def find_regions(marks: Marks, context: Context) -> Subgraphs:
     """Finds the regions of a step, each of which one node can replace.
 
     The nodes of a region are on one device of this worker, belong to the same runs, and wait for the same
     communication. Compilation therefore creates no deadlock, and a late message does not delay independent work.
 
     Args:
-        step: the step, with devices.
+        marks: the nodes that XLA is to compile, on their devices.
         context: the worker that runs the graph.
-        is_marked: returns True if a node is marked for XLA.
     """
-    # TensorFlow builds loops and their gradients for XLA only if the whole step is marked for XLA.
-    parts = _find_parts(step, context, is_marked, allows_loops=step.jit_compile)
-    if step.jit_compile and _parts_of_loops_leave(step.graph_index, parts):
-        return _find_parts(step, context, is_marked, allows_loops=False)
+    parts = _find_parts(marks, context, marks.compilable())
+    if marks.is_whole and _parts_of_loops_leave(marks.step.graph_index, parts):
+        return _find_parts(marks, context, marks.compilable(allows_loops=False))
     return parts
 
 
-def _find_parts(
-    step: ReplicatedStep, context: Context, is_marked: Callable[[str], bool], allows_loops: bool
-) -> Subgraphs:
-    search = _Search(step, context, is_marked, PartOf(step), _copied(step), allows_loops)
+def _find_parts(marks: Marks, context: Context, compilable: Compilable) -> Subgraphs:
+    step = marks.step
+    search = _Search(step, context, marks, PartOf(step), _copied(step), compilable)
     return split(step, search.keys().get, copied=search.copied, cut_cycles=True)
 
 
@@ -98,15 +144,14 @@ def _parts_of_loops_leave(graph_index: GraphIndex, parts: Subgraphs) -> bool:
 class _Search:
     step: ReplicatedStep
     context: Context
-    is_marked: Callable[[str], bool]
+    marks: Marks
     part_of: PartOf
     copied: frozenset[str]
-    allows_loops: bool
+    compilable: Compilable
     graph_index: GraphIndex = field(init=False)
 
     def __post_init__(self) -> None:
         self.graph_index = self.step.graph_index
-        self._compilable = Compilable(self.step.graph_def, self.allows_loops)
         self._returned = {*map(node_of, self.step.outputs), *self.step.targets}
         self._maybe_dead = find_maybe_dead(self.graph_index)
         self._kept = {*map(node_of, self.step.inputs), *self.step.initializers.values()} | self._computed_by_all()
@@ -141,7 +186,7 @@ class _Search:
 
     def _key_of(self, name: str) -> Key | None:
         part = self.part_of(name)
-        if part is None or not self.is_marked(name) or not self._is_free(name):
+        if part is None or name not in self.marks or not self._is_free(name):
             return None
         # XLA would merge a recomputed node with its original in one function, and keep the value.
         return (
@@ -159,7 +204,7 @@ class _Search:
             and name not in self._kept
             and name not in self._maybe_dead
             and node.device.startswith(self.context.task(self.context.worker))
-            and self._compilable.can_compile(node)
+            and self.compilable.can_compile(node)
             and self._has_local_handles(name)
         )
 
@@ -185,7 +230,7 @@ class _Search:
             bits = 0
             for source in self.graph_index.sources[name]:
                 bits |= found.get(source, 0)
-            if self._compilable.may_wait(self.graph_index.nodes[name]):
+            if self.compilable.may_wait(self.graph_index.nodes[name]):
                 bits |= 1 << count
                 count += 1
             found[name] = bits

@@ -72,12 +72,14 @@ def expected() -> Iterator[dict[str, Any]]:
 
 def test_a_chosen_strategy_has_the_numbers_of_one_device(tmp_path: Path, expected: dict[str, Any]) -> None:
     script, saved = SCRIPT.format(source=inspect.getsource(train)), tmp_path / "chosen.yml"
-    spec = {"nodes": NODES, "strategy": {"builder": "Auto", "save_as": str(saved)}}
+    spec = {"nodes": NODES, "strategy": {"builder": "Auto", "save_as": str(saved)}, "xla": "auto"}
     with Training(tmp_path / "run", script, spec) as run:
         assert run.wait(240) == 0, run.stderr
         run.assert_gone()
         run.assert_kept(2, expected)
     assert "measured a step in" in run.stderr
+    assert "measured the step with and without XLA in" in run.stderr
+    assert run.stderr.count("xla: auto compiles ") == 2
     assert "Auto chooses " in run.stderr
     measured = json.loads((tmp_path / "run" / "cluster.measured.json").read_text())
     assert [machine["workers"] for machine in measured["machines"]] == [2]
@@ -115,12 +117,13 @@ with ad.scope():
 
 def test_a_resumed_run_keeps_the_choice(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    spec = {"nodes": NODES, "strategy": "Auto", "checkpoint": {"folder": str(folder), "every_steps": 1}}
+    spec = {"nodes": NODES, "strategy": "Auto", "checkpoint": {"folder": str(folder), "every_steps": 1}, "xla": "auto"}
     for fits, measures in ((1, True), (2, False)):
         with Training(tmp_path / str(fits), FIT.format(fits=fits), spec) as run:
             assert run.wait(240) == 0, run.stderr
             run.assert_gone()
         assert ("measured a step in" in run.stderr) is measures, run.stderr
+        assert ("xla: auto compiles " in run.stderr) is measures, run.stderr
         assert "Auto chooses " in run.stderr
         prefix = Folder(str(folder)).latest()
         assert prefix is not None

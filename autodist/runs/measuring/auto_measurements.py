@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from autodist.errors import ClusterError
 from autodist.graph.activations import activation_bytes
 from autodist.graph.flops import with_inferred_shapes
 from autodist.graph.step import CapturedStep
 from autodist.kernels.place.slots import find_slots
-from autodist.logs.formatting import readable_seconds, words_of
-from autodist.resources import Measurements, NetworkMeasurement, ResourceSpec
+from autodist.proto.strategy_pb2 import Compilation
+from autodist.resources import Measurements, NetworkMeasurement, ResourceSpec, StepMeasurement
+from autodist.runs.measuring.attempt import Values, attempt, begin_together
 from autodist.runs.measuring.copied_step import OneReplica
 from autodist.runs.measuring.estimates import estimate_step
 from autodist.runs.measuring.measurable import CannotMeasure
@@ -25,7 +22,6 @@ from autodist.runs.measuring.measured_step import measure_step
 from autodist.runs.measuring.measurement_file import ClusterIdentity, MeasurementFile
 from autodist.runs.measuring.network_probe import measure_network
 from autodist.runs.memory_needs import available_memory, has_gpus
-from autodist.runtime.variables import TrackedVariable
 from autodist.strategies.network_model import machines_of
 
 if TYPE_CHECKING:
@@ -54,17 +50,16 @@ class AutoMeasurements:
         names: Mapping[str, str],
         batch: Mapping[str, Any],
         shapes: Mapping[str, Sequence[int]],
+        compilation: Compilation | None = None,
     ) -> Measurements:
         """Measures a training step on each worker, and the network if that was not measured yet; a collective call.
-
-        The workers measure at the same time, so that those of one machine compete for its processors and its memory as
-        they will in training.
 
         Args:
             step: the captured step.
             names: the session's name of each variable.
             batch: the values of its inputs in this worker's part of the first batch; empty: not known.
             shapes: their shapes, if known.
+            compilation: what XLA compiles of the step; None: what the script requests.
 
         Returns:
             The measurements, on the chief; on other workers, those of the worker itself.
@@ -72,13 +67,9 @@ class AutoMeasurements:
         Raises:
             ClusterError: two workers cannot send to each other.
         """
-        if not self._run.have_joined:
-            self._run.start()
+        begin_together(self._run)
         coordination = self._run.coordination
-        coordination.reach_collective()
-        coordination.gather(b"")
-        coordination.broadcast()
-        own = self._of_step(step, names, batch, shapes)
+        own = self._of_step(step, names, batch, shapes, compilation)
         seconds = 0.0 if own.step is None or own.why_not else own.step.seconds
         memory = available_memory(self._run.spec.workers, self._run.index)
         coordination.reach_collective()  # workers that refuse the step are at the call before
@@ -105,33 +96,16 @@ class AutoMeasurements:
         names: Mapping[str, str],
         batch: Mapping[str, Any],
         shapes: Mapping[str, Sequence[int]],
+        compilation: Compilation | None,
     ) -> Measurements:
-        run = self._run
-        if not batch or not run.spec.workers[run.index].has_replicas:
-            why_not = "its batch is not known before it runs, or this worker has no replica"
-            return estimated_measurements(step, run.spec, shapes, why_not)
-        tracked = {one.shared_name: one for one in run.tracker}
-        values = {v.name: functools.partial(self._value, tracked[names[v.name]]) for v in step.variables}
-        with run.startup.showing("measuring a step"):
-            try:
-                measured = measure_step(step, batch, values, OneReplica.of(run.spec.workers, run.index), LIMIT)
-            except CannotMeasure as error:
-                return estimated_measurements(step, run.spec, shapes, str(error))
-            except ClusterError:
-                raise
-            except Exception as error:  # noqa: BLE001 - a measurement is no reason not to train, and the others wait
-                log.warning(
-                    "a step could not be measured (%s: %s), and is estimated.", type(error).__name__, words_of(error)
-                )
-                return estimated_measurements(step, run.spec, shapes, f"{type(error).__name__}: {words_of(error)}")
-        run.startup.log_done("measured a step in %s", readable_seconds(measured.took))
-        return replace(needs_of(step, run.spec, shapes), step=measured)
+        def measure(values: Values, replica: OneReplica) -> StepMeasurement:
+            return measure_step(step, batch, values, replica, LIMIT, compilation)
 
-    def _value(self, tracked: TrackedVariable) -> np.ndarray:
-        """Returns the present value of a variable, which an earlier step may have written."""
-        if tracked.may_be_behind:
-            self._run.pull(tracked)
-        return np.asarray(tracked.read())
+        try:
+            measured = attempt(self._run, "a step", step, names, batch, measure)
+        except CannotMeasure as error:
+            return estimated_measurements(step, self._run.spec, shapes, str(error))
+        return replace(needs_of(step, self._run.spec, shapes), step=measured)
 
     def _measured_network(self) -> NetworkMeasurement:
         run, machines = self._run, machines_of(self._run.spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import statistics
 import time
@@ -73,8 +74,13 @@ class OneReplica:
         return cls(next(iter(devices), "cpu:0"), len(devices), config, available_memory(workers, index))
 
 
-def rewrite_for_one(step: CapturedStep, device: str) -> Step:
+def rewrite_for_one(step: CapturedStep, device: str, compilation: strategy_pb2.Compilation | None = None) -> Step:
     """Returns the step as a run with one replica executes it.
+
+    Args:
+        step: the captured step.
+        device: the device of the replica.
+        compilation: what XLA compiles; None: what the script requests.
 
     Raises:
         CannotMeasure: the kernels refuse the step.
@@ -82,7 +88,7 @@ def rewrite_for_one(step: CapturedStep, device: str) -> Step:
     replicas = [strategy_pb2.Replica(worker=0, device=device)]
     strategy = strategy_pb2.Strategy(
         nodes=[all_reduce_node(variable.name, spec="SHUFFLE") for variable in synced_variables(step)],
-        graph_config=strategy_pb2.GraphConfig(replicas=replicas, one_machine=True),
+        graph_config=strategy_pb2.GraphConfig(replicas=replicas, one_machine=True, compilation=compilation),
     )
     named = share_names(replace(step, holders={}), {variable.name: variable.name for variable in step.variables})
     try:
@@ -156,9 +162,24 @@ class CopiedStep:
         """Sets the copies of the variables, and imports the step."""
         # In this order, since TensorFlow prepares each transfer from the complete graph of its session.
         self._set(*_copies(self._step, variables))
+        self._import(PREFIX)
+
+    def in_another_form(self, step: Step, name: str) -> CopiedStep:
+        """Returns the same step, rewritten otherwise, on the same copies.
+
+        Args:
+            step: the other rewritten step.
+            name: a name for it.
+        """
+        other = copy.copy(self)
+        other._step = step
+        other._import(name)
+        return other
+
+    def _import(self, name: str) -> None:
         graph = self._graph_runner.graph
-        graph.import_nodes(self._step.graph_def, PREFIX)
-        prefix = PREFIX + "/"
+        graph.import_nodes(self._step.graph_def, name)
+        prefix = name + "/"
         self._feeds = {name: graph.get_tensor_by_name(prefix + name).ref() for name in self._step.inputs}
         self._fetches = [graph.get_tensor_by_name(prefix + name) for name in (*self._step.outputs, *self._also)]
         self._targets = [graph.get_operation_by_name(prefix + name) for name in self._step.targets]

@@ -90,10 +90,8 @@ def first_part(step: CapturedStep, batch: Mapping[str, Any], parts: int) -> Batc
 def half_of(step: CapturedStep, batch: Batch) -> Batch | None:
     """Returns half of the examples of a batch; None if there is one only, or the step accepts no other number.
 
-    Also None if XLA would compile the step again for it, which takes longer than all steps.
+    XLA would compile the step again for it, which takes longer than all steps.
     """
-    if step.jit_compile:
-        return None
     try:
         half = first_part(step, batch, 2)
     except CannotMeasure:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from autodist.graph.names import node_of
 from autodist.graph.step import CapturedStep, Step
 from autodist.logs.formatting import readable_seconds, words_of
+from autodist.proto import strategy_pb2
 from autodist.resources.measurements import StepMeasurement
 from autodist.runs.measuring.copied_step import CopiedStep, OneReplica, StepTimes, rewrite_for_one
 from autodist.runs.measuring.estimates import estimated_updates
@@ -40,6 +41,7 @@ def measure_step(
     variables: Mapping[str, Callable[[], Any]],
     replica: OneReplica,
     seconds: float = 5.0,
+    compilation: strategy_pb2.Compilation | None = None,
 ) -> StepMeasurement:
     """Runs a training step some times on copies of its variables, and returns the time of its computation.
 
@@ -54,6 +56,7 @@ def measure_step(
             about 16 MB are copied at a time.
         replica: the replica that runs it.
         seconds: time limit, without the preparation of the graph and the first step, after which at least two run.
+        compilation: what XLA compiles of the step; None: what the script requests.
 
     Raises:
         CannotMeasure: the step has effects outside of its variables, needs too much memory or takes too long, or the
@@ -62,9 +65,10 @@ def measure_step(
     began = time.perf_counter()
     require_measurable(step)
     whole = first_part(step, batch, replica.replicas)
-    half = half_of(step, whole)
+    is_compiled = step.jit_compile if compilation is None else bool(compilation.computation or compilation.updates)
+    half = None if is_compiled else half_of(step, whole)
     require_memory(step, whole, replica.memory)
-    rewritten = rewrite_for_one(step, replica.device)
+    rewritten = rewrite_for_one(step, replica.device, compilation)
     indices = _indices(rewritten)
     limit = _LONGEST_STEP * seconds
     runs = CopiedStep(rewritten, [t for tensors in indices.values() for t in tensors], replica, limit)
@@ -77,7 +81,7 @@ def measure_step(
         raise CannotMeasure(f"the step fails on one replica: {words_of(error)}") from error
     finally:
         runs.close()
-    nodes, updated = rewritten.graph_index.nodes, updated_variables(step, rewritten)
+    nodes, updated = rewritten.graph_index.nodes, {} if is_compiled else updated_variables(step, rewritten)
     traces = [NodeTimes.of(ran.stats, nodes).scaled_to(times.whole) for ran in times.traced]
     estimates = estimated_updates(step)
     updates = medians_of([update_times(step, updated, trace, estimates) for trace in traces])

@@ -146,11 +146,8 @@ def update_times(
 def updated_variables(step: CapturedStep, rewritten: Step) -> dict[str, tuple[str, ...]]:
     """Maps each node that only updates one variable and its slots to this variable.
 
-    A node that writes several variables, such as a conditional update of all, is mapped to these. A step that XLA
-    compiles as a whole has no such nodes.
+    A node that writes several variables, such as a conditional update of all, is mapped to these.
     """
-    if step.jit_compile:
-        return {}
     graph_index, owner = rewritten.graph_index, _owners(step)
     needed = reach(_results(step), step.graph_index.data.__getitem__)
     needed |= reach(_results(rewritten), graph_index.data.__getitem__)

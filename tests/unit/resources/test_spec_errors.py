@@ -15,7 +15,7 @@ from tests.unit.resources.faults import HEAD, NODE, Fault, assert_is_told, read
 KEYS = (
     "answer_timeout, batch, batch_norm, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, end_timeout, "
     "join_timeout, max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, stall_timeout, "
-    "start_timeout, stop_timeout, strategy, sync, transport"
+    "start_timeout, stop_timeout, strategy, sync, transport, xla"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
 
@@ -128,6 +128,8 @@ SHAPE = {
         "0 is not allowed; allowed: the number of checkpoints to keep, at least 1",
     ),
     "shard": (HEAD + "shard: batches\n", 3, "shard", '"batches" is not allowed; allowed: files'),
+    "xla": (HEAD + "xla: always\n", 3, "xla", '"always" is not allowed; allowed: auto, true or false'),
+    "xla as a number": (HEAD + "xla: 2\n", 3, "xla", "2 is not allowed; allowed: auto, true or false"),
     "batch_norm": (HEAD + "batch_norm: all\n", 3, "batch_norm", '"all" is not allowed; allowed: whole or replica'),
     "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
 }

@@ -20,6 +20,7 @@ KEYS = [
     "strategy",
     "batch",
     "batch_norm",
+    "xla",
     "builder",
     "variables",
     "source",
@@ -37,7 +38,7 @@ ANYTHING = st.recursive(
 NODE = st.dictionaries(st.sampled_from([*Node.model_fields, "prot"]), ANYTHING, max_size=4)
 SPECS = st.fixed_dictionaries(
     {"nodes": st.lists(NODE.map(lambda node: {"address": "a", **node}), max_size=2) | ANYTHING},
-    optional={"ssh": ANYTHING, "strategy": ANYTHING, "batch": ANYTHING, "batch_norm": ANYTHING, "source": ANYTHING},
+    optional=dict.fromkeys(["ssh", "strategy", "batch", "batch_norm", "xla", "source"], ANYTHING),
 )
 
 

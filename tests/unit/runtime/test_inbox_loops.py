@@ -194,6 +194,34 @@ def test_loops_that_do_not_end_are_left_and_waited_for_again() -> None:
     assert loops.close(LIMIT) and loops.failure is None
 
 
+class LostWhileClosed:
+    """A session whose loops fail; it is closed while that closes their inboxes."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.closes_inboxes, self.is_closed = threading.Event(), threading.Event()
+
+    def run(self, fetches: object) -> None:
+        self.runs += 1
+        if self.runs == 1:
+            raise tf.errors.UnavailableError(None, None, "the source is lost")
+        self.closes_inboxes.set()
+        self.is_closed.wait()
+        raise tf.errors.CancelledError(None, None, "")
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def test_a_failed_loop_may_be_closed_while_it_closes_its_inboxes() -> None:
+    """An error in the thread of the loops would fail this test."""
+    session = LostWhileClosed()
+    loops = InboxLoops(0, WORKERS, lambda graph: session)  # type: ignore[arg-type, return-value]
+    loops.bring([inbox("lost")])
+    session.closes_inboxes.wait()
+    assert loops.close(LIMIT) and isinstance(loops.failure, tf.errors.UnavailableError)
+
+
 def test_loops_whose_end_was_interrupted_end_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Unresponsive()
     monkeypatch.setattr(session, "close", session.responds.set)

@@ -111,6 +111,50 @@ def test_ops_that_only_xla_supports_are_compiled_in_any_size(keras_in_float64, r
     assert_same(session.train(examples), one_device(captured, step, examples))
 
 
+PARTS = {
+    "nothing": (strategy_pb2.Compilation(), False, False),
+    "the computation": (strategy_pb2.Compilation(computation=strategy_pb2.Compilation.WHOLE), True, False),
+    "the updates": (strategy_pb2.Compilation(updates=True), False, True),
+    "both": (strategy_pb2.Compilation(computation=strategy_pb2.Compilation.WHOLE, updates=True), True, True),
+}
+
+
+@pytest.mark.parametrize("part, machines", pairs(PARTS, [(1, 1), (1, 2), (2, 1)]))
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_a_strategy_says_what_is_compiled_whatever_the_script_requests(keras_in_float64, part, machines, is_requested):
+    compilation, compiles_products, compiles_writes = PARTS[part]
+    step = dense_step(optimizers.Adam())
+    captured = capture(step, *batches(8)[0], jit_compile=is_requested)
+    strategy = plan(captured.step, *machines, one_machine=True)
+    strategy.graph_config.compilation.CopyFrom(compilation)
+    session = Session(captured, strategy)
+    for item in session.items:
+        assert bool(ops_in(item, "MatMul")) is not compiles_products
+        # The step counter has an update of its own, which is too small to be compiled.
+        writes = len(ops_in(item, "Assign"))
+        assert writes <= 1 if compiles_writes else writes == 7
+    assert_same(session.train(batches(8, 6)), one_device(captured, step, batches(8, 6)))
+
+
+def test_numbers_are_drawn_without_xla_if_only_the_strategy_requests_it():
+    weight = tf.Variable(tf.ones([4], tf.float64))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            mask = tf.random.stateless_uniform(tf.shape(x), [1, 2], dtype=tf.float64)
+            loss = tf.reduce_sum(tf.tanh(x * mask) * weight)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    captured = capture(step, *batches(8)[0])
+    strategy = plan(captured.step)
+    strategy.graph_config.compilation.CopyFrom(PARTS["both"][0])
+    session = Session(captured, strategy)
+    assert ops_in(session.items[0], "StatelessRandomUniform")
+    assert not ops_in(session.items[0], "Tanh")
+    assert_same(session.train(batches(8)), one_device(captured, step, batches(8)))
+
+
 OPTIMIZERS = {
     "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "clipped": lambda: optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.1),
@@ -181,7 +225,7 @@ def test_ops_that_xla_cannot_compile_stay_outside_and_are_logged(caplog):
     captured = asking(step, *given[0])
     with caplog.at_level(logging.INFO, logger="autodist"):
         session = Session(captured, plan(captured.step, 1, 1))
-    (said,) = [r.message for r in caplog.records if "jit_compile" in r.message]
+    (said,) = [r.message for r in caplog.records if "without it" in r.message]
     assert "Where" in said and "Tanh" not in said
     assert ops_in(session.items[0], "Where") and not ops_in(session.items[0], "Tanh")
     assert_same(session.train(given), one_device(captured, step, given))
