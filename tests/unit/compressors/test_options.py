@@ -1,6 +1,6 @@
 import pytest
 
-from autodist.compressors import BFloat16, Compressor, Float16, PowerSGD, TopK, Uncompressed
+from autodist.compressors import BFloat16, Compressor, Float8, Float16, Int8, PowerSGD, TopK, Uncompressed
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
 from autodist.strategies import AllReduce, Parallax, PartitionedAR, all_reduce_node
@@ -16,6 +16,12 @@ Message = strategy_pb2.Compressor
             BFloat16(error_feedback=True),
             Message(kind="BFLOAT16", error_feedback=True),
             "BFLOAT16 with error feedback",
+        ),
+        (Int8(), Message(kind="INT8", block=256), "INT8 block 256"),
+        (
+            Float8(error_feedback=True, block=64),
+            Message(kind="FLOAT8", error_feedback=True, block=64),
+            "FLOAT8 block 64 with error feedback",
         ),
         (
             PowerSGD(),
@@ -78,8 +84,10 @@ def test_none_leaves_the_node_as_it_is():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kind": "FLOAT8"}, "There is no compressor named FLOAT8. Did you mean "),
+        ({"kind": "FLOAT4"}, "There is no compressor named FLOAT4. Did you mean "),
         ({"kind": 8}, "compressor has 8 for kind; add its name"),
+        ({"kind": "INT8", "block": 7}, "block is 7, which is not allowed"),
+        ({"kind": "INT8", "rank": 2}, "its options are error_feedback, block: rank is not one of them"),
         ({"kind": "POWER_SGD", "rank": 0}, "rank is 0, which is not allowed"),
         ({"kind": "TOP_K", "fraction": 0.0}, "fraction is 0.0, which is not allowed"),
         ({"kind": "TOP_K", "fraction": 1.01}, "fraction is 1.01, which is not allowed"),

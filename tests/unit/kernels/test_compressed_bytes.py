@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
+from autodist.compressors import BFloat16, Dense, Float8, Float16, Int8, PowerSGD, TopK
 from autodist.compressors.power_sgd import assign_owners
 from tests.unit.kernels.compressed_models import given_gradient
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
@@ -41,6 +41,13 @@ def test_sixteen_bits_halve_what_travels(workers):
     weights = hops // 2 * workers * 4
     assert total(bytes_with(None, workers)) == hops * N * M * 4 + weights
     assert total(bytes_with(BFLOAT16, workers, "float64")) == hops * N * M * 2
+
+
+@pytest.mark.parametrize("compressor, workers", [(Int8(), 2), (Float8(), 3), (Int8(block=64), 4)])
+def test_eight_bits_send_a_byte_for_each_element_and_a_scale_for_each_block(compressor, workers):
+    sent = N * M + 4 * (N * M // compressor.block)
+    assert compressor.bytes_of(Dense((N, M), 4)) == sent
+    assert total(bytes_with(compressor, workers)) == 2 * (workers - 1) * sent
 
 
 @pytest.mark.parametrize("workers", [2, 3])

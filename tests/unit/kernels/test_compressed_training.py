@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
+from autodist.compressors import BFloat16, Float8, Float16, Int8, PowerSGD, TopK
 from autodist.kernels.communicate.bucket_reduction import BucketReduction
 from tests.unit.kernels.in_one_process import capture, plan, train
 
@@ -17,6 +17,8 @@ COMPRESSORS = {
     "bfloat16": BFloat16(),
     "float16 with feedback": Float16(error_feedback=True),
     "bfloat16 with feedback": BFloat16(error_feedback=True),
+    "int8": Int8(block=64),
+    "float8": Float8(),
     "power_sgd": PowerSGD(rank=2),
     "top_k": TopK(fraction=0.05),
 }
@@ -28,6 +30,8 @@ MARGIN = {
     "bfloat16": 0.01,
     "float16 with feedback": 0.01,
     "bfloat16 with feedback": 0.01,
+    "int8": 0.02,
+    "float8": 0.05,
     "power_sgd": 0.1,
     "top_k": 0.1,
 }

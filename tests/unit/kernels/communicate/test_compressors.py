@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
+from autodist.compressors import BFloat16, Float8, Float16, Int8, PowerSGD, TopK
 from autodist.compressors.power_sgd import first_right
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.kernels import Context
@@ -32,6 +32,9 @@ ALL = {
     "bfloat16": BFLOAT16,
     "float16 with feedback": FLOAT16_FED,
     "bfloat16 with feedback": BFLOAT16_FED,
+    "int8": Int8(),
+    "int8 with feedback": Int8(error_feedback=True, block=32),
+    "float8": Float8(),
     "power_sgd": POWER_SGD,
     "top_k": TOP_K,
 }
@@ -99,7 +102,7 @@ def test_all_workers_have_the_same_bits(name):
     assert len(found.variables) == 3 and all("v" in values for values in found.variables)
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if n not in ("float16", "bfloat16")])
+@pytest.mark.parametrize("name", [n for n in ALL if n not in ("float16", "bfloat16", "int8", "float8")])
 def test_compression_errors_of_a_step_are_added_in_later_steps(name):
     """The same gradient repeated: without error feedback, the mean of the received values never approaches it."""
     steps = 120
@@ -118,7 +121,8 @@ def test_weights_do_not_drive_float16_out_of_its_range(name):
         batches = [np.broadcast_to(gradient, (4000, 16, 16)).astype("float32")]
         found = -trained(ALL[name], batches, 2).variable("v")
         assert np.isfinite(found).all()
-        assert np.abs(found - gradient).max() <= 0.02 * size or name in ("power_sgd", "top_k")
+        most = 0.4 if name == "float8" else 0.03
+        assert np.abs(found - gradient).max() <= most * size or name in ("power_sgd", "top_k")
         assert np.abs(found).max() >= size
 
 
