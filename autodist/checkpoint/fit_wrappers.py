@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from keras import tree
 from autodist.capture.keras.call_arguments import argument, set_argument, with_bound_arguments
 from autodist.capture.keras.fits import callbacks_in
 from autodist.checkpoint.automatic import AutomaticCheckpoints
+from autodist.checkpoint.build_model import building_models
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.errors import CheckpointError
 from autodist.reading.input_shard import InputShard
@@ -43,10 +44,11 @@ class AroundFit:
         def call(bound: inspect.BoundArguments) -> Any:
             if key in self._under_way:
                 return fit(*bound.args, **bound.kwargs)
-            set_argument(bound, "callbacks", self._in_order(argument(bound, "callbacks")))
+            callbacks, restores = self._in_order(argument(bound, "callbacks"))
+            set_argument(bound, "callbacks", callbacks)
             self._under_way.add(key)
             try:
-                with self._noting_interrupts():
+                with self._noting_interrupts(), building_models() if restores else nullcontext():
                     return self._saved(fit, bound)
             finally:
                 self._under_way.discard(key)
@@ -62,25 +64,27 @@ class AroundFit:
         finally:
             self._automatic.is_in_fit = False
 
-    def _in_order(self, passed: Any) -> Any:
+    def _in_order(self, passed: Any) -> tuple[Any, bool]:
+        """Returns the callbacks, those that save last, and True if one of them restores values in this `fit`."""
         is_list = isinstance(passed, keras.callbacks.CallbackList)
         listed = [c for c in (passed.callbacks if is_list else tree.flatten(passed)) if c is not None]
         saving = [c for c in listed if isinstance(c, CheckpointCallback)]
         if self._callback is not None and all(c.folder != self._callback.folder for c in saving):
             saving.append(self._callback)
         if not saving:
-            return passed
+            return passed, False
         others = [c for c in listed if not isinstance(c, CheckpointCallback)]
         for callback in saving:
             callback.others = [c for c in others if not isinstance(c, keras.callbacks.History)]
             callback.before_fit()
+        restores = any(callback.restores for callback in saving)
         if not is_list:
-            return [*others, *saving]
+            return [*others, *saving], restores
         if self._callback is not None and self._callback not in listed:
             self._callback.set_model(passed.model)
             self._callback.set_params(passed.params)
         passed.callbacks[:] = [*others, *saving]  # Keras uses such a list unchanged
-        return passed
+        return passed, restores
 
 
 def _model_of(fit: Any) -> Any:

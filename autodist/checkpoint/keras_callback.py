@@ -93,6 +93,11 @@ class CheckpointCallback(keras.callbacks.Callback):
         else:
             self._draws.begin_fit()
 
+    @property
+    def restores(self) -> bool:
+        """True if the next `fit` restores the values of an earlier run."""
+        return self._fit + 1 == self._resumed.get(FIT, -1)
+
     # -- called by Keras -------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -252,9 +257,14 @@ class CheckpointCallback(keras.callbacks.Callback):
 
         def give_back() -> None:
             variables = model.metrics_variables
-            if len(variables) == len(values):
-                for variable, value in zip(variables, values, strict=True):
-                    variable.assign(tf.constant(value, variable.dtype))
+            if len(variables) != len(values):
+                log.warning(
+                    "the metrics of this epoch cover its remaining batches only: %s had %d variables of metrics when "
+                    "it was saved, and has %d before its first step.", model.name, len(values), len(variables),
+                )  # fmt: skip
+                return
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(tf.constant(value, variable.dtype))
 
         if values:
             vars(model)[BEFORE_STEP] = give_back

@@ -265,6 +265,9 @@ EPOCH_ITERATOR = Patch(_TRAINER, "TFEpochIterator", _KERAS, "reads this worker's
 EPOCH_BATCHES = Patch(
     "keras.src.trainers.epoch_iterator:EpochIterator", "_enumerate_iterator", _KERAS, "skips batches of an earlier run"
 )
+EPOCH_DATA = Patch(
+    f"{_TRAINER}:TensorFlowTrainer", "_maybe_symbolic_build", _KERAS, "builds a model before its values are restored"
+)
 PROGRESS, LEGACY_PROGRESS = (
     Patch(f"{package[0]}:callbacks.ProgbarLogger", "on_train_batch_end", package, "excludes the start from epoch times")
     for package in (_KERAS, _TF_KERAS)

@@ -31,15 +31,25 @@ def make_state(model: keras.Model, data: Any) -> None:
     """
     if type(model).train_step is not _PLAIN_STEP or not model.built:
         return
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built and model.trainable_variables:
-        with keras.name_scope(optimizer.name, caller=optimizer):  # as in `apply`
-            optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     metrics = model._compile_metrics
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
     outputs = _outputs(model)
     if metrics is not None and not metrics.built and outputs is not None and _are_arrays(labels):
         metrics.build(labels, outputs)
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Creates the slots of a model's optimizer, under the names of its first step."""
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built and model.trainable_variables:
+        with keras.name_scope(optimizer.name, caller=optimizer):  # as in `apply`
+            optimizer.build(model.trainable_variables)
+
+
+def has_known_outputs(model: keras.Model) -> bool:
+    """Returns True if a model's outputs are known before it is called."""
+    return _outputs(model) is not None
 
 
 def is_about_to_step(model: keras.Model) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -92,10 +94,27 @@ def autodist(builder=None, **said) -> AutoDist:
     return AutoDist(resource_spec=spec, strategy=builder or AllReduce())
 
 
-def build(ad: AutoDist, rate: float = 0.05) -> keras.Model:
+def perceptron() -> keras.Model:
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, "tanh")])
+
+
+def without_shapes() -> keras.Model:
+    return keras.Sequential([keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+
+
+class Own(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.hidden(x))
+
+
+def build(ad: AutoDist, rate: float = 0.05, make: Callable[[], keras.Model] = perceptron) -> keras.Model:
     keras.utils.set_random_seed(3)
     with ad.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, "tanh")])
+        model = make()
         exact = keras.metrics.MeanAbsoluteError(name="mae", dtype="float64")
         model.compile(keras.optimizers.Adam(rate), "mse", metrics=[exact])
     return model
@@ -131,16 +150,16 @@ def values(model: keras.Model) -> list[np.ndarray]:
     return [keras.ops.convert_to_numpy(v).copy() for v in (*model.weights, *model.optimizer.variables)]
 
 
-def assert_goes_on(folder, builder, *kills, data=lambda: None, monitor="loss", **said) -> None:
+def assert_goes_on(folder, builder, *kills, data=lambda: None, monitor="loss", make=perceptron, **said) -> None:
     """A fit that is killed before each of some batches, and every time goes on, ends as one that nothing has ended."""
     ad = autodist(builder())
-    whole, expected = build(ad), ours(monitor)
+    whole, expected = build(ad, make=make), ours(monitor)
     history = fit(ad, whole, None, expected, every_steps=None, data=data(), **said)
     for killed in kills:
         ad = autodist(builder())
-        assert fit(ad, build(ad), folder, ours(monitor), killed=killed, data=data(), **said) is None
+        assert fit(ad, build(ad, make=make), folder, ours(monitor), killed=killed, data=data(), **said) is None
     ad = autodist(builder())
-    model, found = build(ad), ours(monitor)
+    model, found = build(ad, make=make), ours(monitor)
     again = fit(ad, model, folder, found, data=data(), **said)
     for one, other in zip(values(model), values(whole), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -155,6 +174,30 @@ def test_it_is_the_uninterrupted_fit_to_the_bit(tmp_path):
     """Values, slots, the learning rate, history with metrics of the epoch, callbacks' states; unshuffled."""
     validated = {"monitor": "val_loss", "validation_data": (X[:8], Y[:8])}
     assert_goes_on(tmp_path, AllReduce, (0, 3), (2, 1), shuffle=False, **validated)
+
+
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [(without_shapes, lambda: None), (Own, lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(8))],
+)
+def test_a_model_that_its_first_step_would_build_goes_on(tmp_path, make, data):
+    assert_goes_on(tmp_path, AllReduce, (1, 3), data=data, make=make)
+
+
+def test_a_model_that_cannot_be_built_without_a_batch_is_refused(tmp_path):
+    class Counted(Own):
+        def call(self, x: Any) -> Any:
+            if x.shape[0] is not None:
+                raise TypeError("it takes any number of rows")
+            return super().call(x)
+
+    ad = autodist()
+    assert fit(ad, build(ad, make=Own), tmp_path, [], killed=(1, 3)) is None
+    ad = autodist()
+    with pytest.raises(
+        CheckpointError, match=r"(?s)counted is not built, .*it takes any number of rows.*Build it before `fit`"
+    ):
+        fit(ad, build(ad, make=Counted), tmp_path, [])
 
 
 @pytest.mark.slow
