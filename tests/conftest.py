@@ -16,6 +16,9 @@ import pytest
 # Before anything imports TensorFlow, and for the processes that tests start: errors and warnings only.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+# It is on by default on some processors only, and has other memory and other last bits than TensorFlow's own kernels.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
 # Hundreds of processes import what tests are made of, those that tests start among them. So what is imported up to the
 # end of the collection is compiled once, also where Python is told to leave no files.
 _leaves_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, False

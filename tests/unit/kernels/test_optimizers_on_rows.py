@@ -62,7 +62,7 @@ def captured_with(name):
     return captured, one_device(captured, step, repeated_ids(3, 4))
 
 
-@pytest.mark.parametrize("name, layout", pairs(EVERY, LAYOUTS, each=2))
+@pytest.mark.parametrize("name, layout", pairs(EVERY, LAYOUTS))
 def test_training_equals_one_device_where_rows_repeat(name, layout):
     captured, alone = captured_with(name)
     assert_same(train(captured, LAYOUTS[layout](captured.step), repeated_ids(3, 4)), alone)

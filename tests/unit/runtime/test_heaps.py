@@ -83,7 +83,6 @@ def test_tensors_are_in_a_pool(
 ) -> None:
     for name in (heaps._POOL, heaps._POOL_LIMIT):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")  # by default on some processors, and has a pool of its own
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     found = subprocess.run(

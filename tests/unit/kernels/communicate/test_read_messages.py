@@ -27,6 +27,7 @@ from tests.unit.kernels.in_one_process import (
     rewritten,
     train,
 )
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 
 ROWS, WIDTH = 12, 3
@@ -160,8 +161,7 @@ def by_owners(captured: CapturedFunction, layout: str) -> strategy_pb2.Strategy:
 LAYOUTS = ("two workers", "several replicas", "a server", "three owners", "an idle worker", "partitioned")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name, layout", pairs(STEPS, LAYOUTS))
 def test_training_is_that_of_one_device_and_a_step_names_no_other_worker(name: str, layout: str):
     step = STEPS[name]()
     captured = capture(step, *BATCHES[0])

@@ -85,7 +85,7 @@ def layers_before(step, names):
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer, layout", pairs(sorted(OPTIMIZERS), [(2, 1, 1), (4, 1, 0), (3, 2, 1)], each=3))
+@pytest.mark.parametrize("optimizer, layout", pairs(sorted(OPTIMIZERS), [(2, 1, 1), (4, 1, 0), (3, 2, 1)]))
 def test_training_is_that_of_one_device(optimizer, layout):
     workers, replicas, prefetch = layout
     choices = Choices("mean", optimizer, is_tied=True, is_frozen=True, counts_steps=True)
@@ -94,7 +94,7 @@ def test_training_is_that_of_one_device(optimizer, layout):
     assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
 
 
-@pytest.mark.parametrize("layout", [(2, 1, 0), (2, 1, 1), (3, 2, 1), (4, 1, 0)])
+@pytest.mark.parametrize("layout", [(3, 2, 1), (4, 1, 0)])
 def test_a_deep_model_trains_as_on_one_device(layout):
     workers, replicas, prefetch = layout
     captured, batches, alone = deep()

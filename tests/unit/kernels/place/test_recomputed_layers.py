@@ -14,7 +14,6 @@ from autodist.kernels.place.gather_layers import GATHER, gathered_again
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, on_mesh, one_device
 from tests.unit.kernels.pipelined.test_recompute import bits
 from tests.unit.kernels.place.test_gather_layers import machines, planned
-from tests.unit.kernels.replicate import test_recompute_blocks
 
 LAYERS = 9
 WIDTH = 5
@@ -59,13 +58,6 @@ def test_training_is_that_of_one_device_and_no_bit_changes(length, workers, repl
     found = again.train(batches)
     assert_same(found, alone, rtol=1e-9)
     assert bits(found) == bits(keeping.train(batches))
-
-
-def test_a_model_of_keras_has_the_same_bits():
-    function, batches = test_recompute_blocks.captured("attention")
-    keeping = planned(function, machines(2), prefetch=1)
-    again = with_blocks(planned(function, machines(2), prefetch=1), function.step)
-    assert bits(Session(function, again).train(batches)) == bits(Session(function, keeping).train(batches))
 
 
 def test_variables_that_the_data_axis_of_a_mesh_divides_are_gathered_again_too():

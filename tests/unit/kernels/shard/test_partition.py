@@ -17,7 +17,6 @@ from tests.unit.kernels.in_one_process import Session, assert_same, capture, on_
 from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, table, transformer
 
 OPTIMIZERS = {
-    "sgd with momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(1e-2, epsilon=1e-3),
     "the norm of each gradient": lambda: keras.optimizers.SGD(1e-2, clipnorm=0.1),
     "the norm of all gradients": lambda: keras.optimizers.SGD(1e-2, global_clipnorm=0.1),

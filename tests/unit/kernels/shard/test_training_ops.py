@@ -9,6 +9,7 @@ from tensorflow.python.framework import op_def_registry  # the only API that ret
 
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, on_mesh, one_device
+from tests.unit.kernels.pairs import pairs
 
 OPS = [
     "ResourceApplyGradientDescent",
@@ -55,8 +56,7 @@ def _slots_of(op: str, of: str, shape: tuple[int, ...]) -> list[tf.Variable]:
     return [tf.Variable(np.full(shape, v), name=f"{of}_slot{k}", trainable=False) for k, v in enumerate(values)]
 
 
-@pytest.mark.parametrize("sizes", [{"model": 2}, {"data": 2, "model": 2}], ids=str)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op, sizes", pairs(OPS, [{"model": 2}, {"data": 2, "model": 2}], each=4))
 def test_variables_and_slots_are_updated_where_they_are(op, sizes):
     rng = np.random.default_rng(0)
     w1 = tf.Variable(rng.normal(size=(6, 8)), name="w1")

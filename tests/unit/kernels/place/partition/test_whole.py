@@ -13,6 +13,7 @@ from autodist.errors import StrategyError
 from autodist.kernels import Context, rewrite
 from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import capture, plan
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import (
     assert_trains_alike,
     cut_in_strategy,
@@ -44,8 +45,7 @@ def recomputed(v: tf.Variable, x: tf.Tensor) -> tf.Tensor:
     return tf.recompute_grad(lambda y: tf.tanh(y @ v))(x)
 
 
-@SERVERS
-@pytest.mark.parametrize("use", [while_loop, map_fn, cond, recomputed])
+@pytest.mark.parametrize("use, by_server", pairs([while_loop, map_fn, cond, recomputed], [False, True]))
 def test_a_function_that_takes_the_handle_reads_the_whole(use: Callable[..., tf.Tensor], by_server: bool):
     v = tf.Variable(numbers(0, 4, 4), name="v")
 
