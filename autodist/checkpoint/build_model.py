@@ -41,12 +41,10 @@ def building_models() -> Iterator[None]:
 
 def _spec_of(iterator: Any) -> Any:
     """Returns the specs of a batch of Keras's iterator."""
-    batches = iterator._distributed_dataset  # may have been replaced by this worker's part
-    return (
-        batches.element_spec
-        if hasattr(batches, "element_spec")
-        else iterator.data_adapter.get_tf_dataset().element_spec
-    )
+    batches = iterator._distributed_dataset
+    if not hasattr(batches, "element_spec"):  # this worker's part
+        batches = iterator.data_adapter.get_tf_dataset()
+    return batches.element_spec
 
 
 def _build(model: keras.Model, batch: Any) -> None:

@@ -33,7 +33,7 @@ LIMIT = 3.0
 """Seconds for the steps that are timed, besides the compilation of each form and its first step."""
 
 _LONGEST_STEP = 60.0
-"""Seconds after which a step is cancelled."""
+"""Seconds after which a step is cancelled; the first one of each form includes its compilation."""
 
 _MOST_TURNS = 15
 
@@ -97,7 +97,8 @@ def measure_compilation(
         }
         durations = _in_turns(runs, whole, seconds)
     except tf.errors.DeadlineExceededError:
-        raise CannotMeasure(f"a step takes longer than {readable_seconds(_LONGEST_STEP)} on one replica") from None
+        limit = readable_seconds(_LONGEST_STEP)
+        raise CannotMeasure(f"a step, or its compilation, takes longer than {limit} on one replica") from None
     except (tf.errors.OpError, ValueError) as error:
         raise CannotMeasure(f"the step fails on one replica: {words_of(error)}") from error
     finally:
