@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
 
 from autodist.capture.keras.model_state import build_optimizer, has_known_outputs
 from autodist.errors import CheckpointError
@@ -48,9 +47,10 @@ def _spec_of(iterator: Any) -> Any:
 
 
 def _build(model: keras.Model, batch: Any) -> None:
+    """Builds a model by a trace, as its first step would, so that variables have the same names."""
     inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     try:
-        model(tree.map_structure(_symbolic, inputs), training=False)
+        tf.function(lambda x: model(x, training=True), autograph=False).get_concrete_function(inputs)
     except Exception as error:
         raise CheckpointError(
             f"{model.name} is not built, so values cannot be restored, and it cannot be called without a batch "
@@ -71,8 +71,3 @@ def _build_metrics(model: keras.Model, batch: Any) -> None:
             "the metrics of %s cannot be built before its first step (%s: %s).",
             model.name, type(error).__name__, words_of(error),
         )  # fmt: skip
-
-
-def _symbolic(spec: Any) -> keras.KerasTensor:
-    is_sparse, is_ragged = isinstance(spec, tf.SparseTensorSpec), isinstance(spec, tf.RaggedTensorSpec)
-    return keras.KerasTensor(spec.shape, spec.dtype.name, sparse=is_sparse, ragged=is_ragged)
