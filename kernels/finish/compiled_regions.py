@@ -105,7 +105,8 @@ class Marks:
         """
         # XLA draws other numbers, which only a script that requests XLA itself expects.
         allows_draws = self.step.jit_compile or self._takes_marks
-        allows_loops = allows_loops and self.is_whole and self.step.has_loops_for_xla
+        is_built_for_it = self.step.jit_compile or self.step.has_loops_for_xla
+        allows_loops = allows_loops and self.is_whole and is_built_for_it
         return Compilable(self.step.graph_def, allows_loops, allows_draws)
 
 
