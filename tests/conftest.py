@@ -16,7 +16,8 @@ import pytest
 # Before anything imports TensorFlow, and for the processes that tests start: errors and warnings only.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# It is on by default on some processors only, and has other memory and other last bits than TensorFlow's own kernels.
+# oneDNN is on by default on some processors only. Its kernels need other memory than TensorFlow's own, and round
+# otherwise.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 # Hundreds of processes import what tests are made of, those that tests start among them. So what is imported up to the

@@ -227,7 +227,7 @@ class RunSteps:
             return _Measured(Measurements(chosen=chosen), compilation)
         compilation = agreed_compilation(run, step, names, batch, name) if _XLA in content else None
         if _STEP not in content:
-            return _NOT_MEASURED if compilation is None else _Measured(None, compilation)
+            return _Measured(compilation=compilation)
         self._measures = self._measures or AutoMeasurements(run)
         return _Measured(self._measures.of(step, names, batch, shapes, compilation), compilation)
 

@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.step import CapturedStep
-from autodist.logs.formatting import readable_seconds, words_of
+from autodist.logs.formatting import readable_seconds
 from autodist.proto.strategy_pb2 import Compilation
 from autodist.runs.measuring.attempt import Values, attempt, begin_together
 from autodist.runs.measuring.copied_step import CopiedStep, OneReplica, rewrite_for_one
@@ -90,19 +88,9 @@ def measure_compilation(
     forms |= {"whole": Compilation(computation=WHOLE), "updates": Compilation(updates=True)}
     rewritten = {name: rewrite_for_one(step, replica.device, form) for name, form in forms.items()}
     plain = CopiedStep(rewritten["nothing"], (), replica, _LONGEST_STEP)
-    try:
-        plain.begin(variables)
-        runs = {
-            name: plain if name == "nothing" else plain.in_another_form(one, name) for name, one in rewritten.items()
-        }
-        durations = _in_turns(runs, whole, seconds)
-    except tf.errors.DeadlineExceededError:
-        limit = readable_seconds(_LONGEST_STEP)
-        raise CannotMeasure(f"a step, or its compilation, takes longer than {limit} on one replica") from None
-    except (tf.errors.OpError, ValueError) as error:
-        raise CannotMeasure(f"the step fails on one replica: {words_of(error)}") from error
-    finally:
-        plain.close()
+    with plain.on_copies(variables):
+        others = {name: plain.in_another_form(one, name) for name, one in rewritten.items() if name != "nothing"}
+        durations = _in_turns({"nothing": plain, **others}, whole, seconds)
     return CompilationTimes(
         nothing=durations["nothing"],
         marked=durations.get("marked"),

@@ -6,7 +6,8 @@ import copy
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from autodist.capture.graphs import bodies_of
 from autodist.errors import AutoDistError
 from autodist.graph.step import CapturedStep, Step
 from autodist.kernels import Context, rewrite
-from autodist.logs.formatting import words_of
+from autodist.logs.formatting import readable_seconds, words_of
 from autodist.proto import strategy_pb2
 from autodist.resources import Worker
 from autodist.runs.measuring.measurable import LOOPS, Batch, CannotMeasure
@@ -158,8 +159,28 @@ class CopiedStep:
         self._step, self._also, self._limit = step, also, limit
         self._graph_runner = GraphRunner("", _config_for(step, replica))
 
-    def begin(self, variables: Mapping[str, Callable[[], Any]]) -> None:
-        """Sets the copies of the variables, and imports the step."""
+    @contextmanager
+    def on_copies(self, variables: Mapping[str, Callable[[], Any]]) -> Iterator[None]:
+        """Context in which the step can run; its copies of the variables are freed afterwards.
+
+        Args:
+            variables: functions that return the values of its variables, by name.
+
+        Raises:
+            CannotMeasure: a run fails or takes too long.
+        """
+        try:
+            self._begin(variables)
+            yield
+        except tf.errors.DeadlineExceededError:
+            limit = readable_seconds(self._limit)
+            raise CannotMeasure(f"a step takes longer than {limit} on one replica") from None
+        except (tf.errors.OpError, ValueError) as error:
+            raise CannotMeasure(f"the step fails on one replica: {words_of(error)}") from error
+        finally:
+            self._close()
+
+    def _begin(self, variables: Mapping[str, Callable[[], Any]]) -> None:
         # In this order, since TensorFlow prepares each transfer from the complete graph of its session.
         self._set(*_copies(self._step, variables))
         self._import(PREFIX)
@@ -220,8 +241,7 @@ class CopiedStep:
             c_api.TF_DeleteBuffer(filled)
         return _Ran(seconds, values[len(self._step.outputs) :], metadata.step_stats)
 
-    def close(self) -> None:
-        """Frees the copies."""
+    def _close(self) -> None:
         self._graph_runner.close()
         del self._graph_runner
         trim_heaps()

@@ -90,7 +90,7 @@ def first_part(step: CapturedStep, batch: Mapping[str, Any], parts: int) -> Batc
 def half_of(step: CapturedStep, batch: Batch) -> Batch | None:
     """Returns half of the examples of a batch; None if there is one only, or the step accepts no other number.
 
-    XLA would compile the step again for it, which takes longer than all steps.
+    Not for steps that XLA compiles: it would compile them again, which takes longer than all steps.
     """
     try:
         half = first_part(step, batch, 2)

@@ -11,17 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from autodist.graph.names import node_of
 from autodist.graph.step import CapturedStep, Step
-from autodist.logs.formatting import readable_seconds, words_of
 from autodist.proto import strategy_pb2
 from autodist.resources.measurements import StepMeasurement
 from autodist.runs.measuring.copied_step import CopiedStep, OneReplica, StepTimes, rewrite_for_one
 from autodist.runs.measuring.estimates import estimated_updates
 from autodist.runs.measuring.measurable import (
-    CannotMeasure,
     count_examples,
     first_part,
     half_of,
@@ -70,17 +67,10 @@ def measure_step(
     require_memory(step, whole, replica.memory)
     rewritten = rewrite_for_one(step, replica.device, compilation)
     indices = _indices(rewritten)
-    limit = _LONGEST_STEP * seconds
-    runs = CopiedStep(rewritten, [t for tensors in indices.values() for t in tensors], replica, limit)
-    try:
-        runs.begin(variables)
+    fetched = [t for tensors in indices.values() for t in tensors]
+    runs = CopiedStep(rewritten, fetched, replica, _LONGEST_STEP * seconds)
+    with runs.on_copies(variables):
         times = StepTimes.of(runs, whole, half, seconds)
-    except tf.errors.DeadlineExceededError:
-        raise CannotMeasure(f"a step takes longer than {readable_seconds(limit)} on one replica") from None
-    except (tf.errors.OpError, ValueError) as error:
-        raise CannotMeasure(f"the step fails on one replica: {words_of(error)}") from error
-    finally:
-        runs.close()
     nodes, updated = rewritten.graph_index.nodes, {} if is_compiled else updated_variables(step, rewritten)
     traces = [NodeTimes.of(ran.stats, nodes).scaled_to(times.whole) for ran in times.traced]
     estimates = estimated_updates(step)
