@@ -18,6 +18,7 @@ from autodist.graph.step_text import text_of_notes, text_of_step
 from autodist.graph.verify import verify
 from autodist.kernels.base import AnyKernel, Context, Watcher, in_order, run_pipeline
 from autodist.kernels.communicate.asynchronous_servers import AsynchronousServers
+from autodist.kernels.communicate.average_local_steps import AverageLocalSteps
 from autodist.kernels.communicate.parameter_servers import ParameterServers
 from autodist.kernels.communicate.read_cached_copies import ReadCachedCopies
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective
@@ -116,6 +117,7 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     PlaceStages(),
     SignalParts(),
     SetSyncMode(),
+    AverageLocalSteps(),
     SendLayers(),
     ReadCachedCopies(),
     MergeRows(),

@@ -13,10 +13,21 @@ from autodist.graph.recomputation import Block
 from autodist.placement.partitioning import part_name
 from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, Synchronizer, named_synchronizers, placement_of
+from autodist.synchronizers import (
+    COLLECTIVES,
+    HIERARCHICAL,
+    AllReduce,
+    LocalSteps,
+    Synchronizer,
+    named_synchronizers,
+    placement_of,
+)
 
 CACHED_COPY = "/cached_copy"
 """Suffix of a cached copy's name in the session, after the name of its variable."""
+
+LOCAL_COPY = "/local_copy"
+"""Suffix of the name of the copy on which each worker makes its local steps."""
 
 
 class Plan:
@@ -65,7 +76,7 @@ class Plan:
         return self._synchronizers[variable].owner if variable in self._synchronizers else None
 
     def synchrony(self, variable: str) -> Synchrony | None:
-        """Returns the synchronization of a variable that one worker owns."""
+        """Returns the synchronization of a variable that one worker owns, or that has local steps."""
         return self._synchronizers[variable].synchrony if variable in self._synchronizers else None
 
     def has_cached_copy(self, variable: str) -> bool:
@@ -77,11 +88,28 @@ class Plan:
         """The suffixes of the cached copies of each owned variable or shard that has one, by name."""
         return {name: (CACHED_COPY,) for name, one in self._synchronizers.items() if one.has_cached_copy}
 
+    @cached_property
+    def local_steps(self) -> dict[str, LocalSteps]:
+        """The local steps of each variable or shard that has them, by name."""
+        every = self._synchronizers.items()
+        return {name: one.local for name, one in every if isinstance(one, AllReduce) and one.local is not None}
+
+    @cached_property
+    def copies(self) -> dict[str, tuple[str, ...]]:
+        """The suffixes of all copies of each variable or shard that has any, by name."""
+        return self.cached_copies | dict.fromkeys(self.local_steps, (LOCAL_COPY,))
+
     @property
     def is_asynchronous(self) -> bool:
         """True if every trained variable is updated with each worker's gradient separately."""
         synchronies = [one.synchrony for one in self._synchronizers.values()]
         return bool(synchronies) and all(k is not None and k.mode is SyncMode.ASYNCHRONOUS for k in synchronies)
+
+    @property
+    def updates_alone(self) -> bool:
+        """True if each update of a trained variable has the gradient of one worker."""
+        synchronies = [one.synchrony for one in self._synchronizers.values()]
+        return bool(synchronies) and all(k is not None and k.mode.is_alone for k in synchronies)
 
     def synchronizer(self, pending: PendingReduction) -> Synchronizer | None:
         """Returns the synchronizer of a gradient; None for other pending reductions."""

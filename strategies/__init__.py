@@ -20,6 +20,7 @@ from autodist.strategies.base import (
 from autodist.strategies.build_strategy import call_builder
 from autodist.strategies.check import check_strategy
 from autodist.strategies.cost import Traffic, bytes_sent, link_bytes, sums_by_worker, traffic
+from autodist.strategies.diloco import DiLoCo
 from autodist.strategies.fsdp import FSDP
 from autodist.strategies.gather_summary import bytes_of_layers_at_once
 from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
@@ -67,6 +68,7 @@ __all__ = [
     "Auto",
     "BuildsStrategy",
     "Cut",
+    "DiLoCo",
     "GraphLike",
     "GreedyLoads",
     "Megatron",

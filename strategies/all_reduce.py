@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autodist import synchronizers
 from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -15,6 +16,7 @@ from autodist.strategies.base import StrategyBuilder, make_strategy
 from autodist.strategies.nodes import whole_node
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+from autodist.synchronizers import LocalSteps
 
 SpecName = Literal["AUTO", "SHUFFLE", "HIERARCHICAL", "RING", "NCCL"]
 ChunkSize = Annotated[int, Field(ge=1)]
@@ -38,17 +40,17 @@ class AllReduceOptions:
     all_reduce_spec: SpecName = "AUTO"
     compressor: Compressor = NO_COMPRESSOR
 
-    def all_reduce(self, position: int) -> strategy_pb2.AllReduce:
+    def all_reduce(self, position: int, local: LocalSteps | None = None) -> strategy_pb2.AllReduce:
         """Returns the synchronizer of a variable or shard; `position` is its index among those that are all-reduced."""
-        return all_reduce_synchronizer(position // self.chunk_size, self.all_reduce_spec, self.compressor)
+        group = position // self.chunk_size
+        return synchronizers.AllReduce(self.all_reduce_spec, group, self.compressor, local).to_message()
 
 
 def all_reduce_synchronizer(
     group: int = 0, spec: SpecName = "AUTO", compressor: Compressor = NO_COMPRESSOR
 ) -> strategy_pb2.AllReduce:
     """Returns an all-reduce synchronizer in a group; the compressor field is unset without a compressor."""
-    lossy = None if compressor == NO_COMPRESSOR else compressor.to_message()
-    return strategy_pb2.AllReduce(spec=spec, group=group, compressor=lossy)
+    return synchronizers.AllReduce(spec, group, compressor).to_message()
 
 
 @register
@@ -73,9 +75,11 @@ class AllReduce(AllReduceOptions, StrategyBuilder):
         return make_strategy("AllReduce", resource_spec, variables, all_reduce_nodes(variables, self))
 
 
-def all_reduce_nodes(variables: Sequence[SyncedVariable], options: AllReduceOptions) -> list[strategy_pb2.VariableNode]:
+def all_reduce_nodes(
+    variables: Sequence[SyncedVariable], options: AllReduceOptions, local: LocalSteps | None = None
+) -> list[strategy_pb2.VariableNode]:
     """Returns a node for each variable, with groups of `chunk_size` consecutive variables."""
-    return [whole_node(variable.name, options.all_reduce(index)) for index, variable in enumerate(variables)]
+    return [whole_node(variable.name, options.all_reduce(index, local)) for index, variable in enumerate(variables)]
 
 
 def all_reduce_node(

@@ -13,9 +13,10 @@ from autodist.compressors import Compressor
 from autodist.errors import Place, StrategyError
 from autodist.options.fields import check_options
 from autodist.strategies.all_reduce import SpecName
+from autodist.strategies.diloco import LearningRate, Momentum
 from autodist.strategies.partition import Partition
 from autodist.strategies.ps import Owner, Staleness
-from autodist.synchronizers import AllReduce, ParameterServer
+from autodist.synchronizers import AllReduce, LocalSteps, ParameterServer
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,40 @@ class UseAllReduce:
             to all-reduce.
         all_reduce_spec: see AllReduceOptions. Default: AUTO.
         compressor: see AllReduceOptions; the kind NONE removes the builder's. Default: none.
+        local_steps: see DiLoCo; 0: gradients are summed in each step. Default: 0.
+        outer_learning_rate: see DiLoCo. Default: 1, which with no momentum averages the copies.
+        outer_momentum: see DiLoCo. Default: 0.
         partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 
     group: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     all_reduce_spec: SpecName | None = None
     compressor: Compressor | None = None
+    local_steps: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    outer_learning_rate: LearningRate | None = None
+    outer_momentum: Momentum | None = None
     partition: Partition | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.local_steps == 0 and not self.outer_learning_rate == self.outer_momentum is None:
+            raise StrategyError(
+                "outer_learning_rate and outer_momentum belong to the outer step after local steps, and local_steps is "
+                "0. Leave them out, or set local_steps to 1 or more."
+            )
 
     def applied(self, synchronizer: AllReduce) -> AllReduce:
         """Returns a synchronizer with the options that are set."""
         options = {"group": self.group, "spec": self.all_reduce_spec, "compressor": self.compressor}
-        return replace(synchronizer, **_set_options(options))
+        return replace(synchronizer, **_set_options(options), local=self._local(synchronizer.local))
+
+    def _local(self, before: LocalSteps | None) -> LocalSteps | None:
+        """Returns the local steps with the options that are set; None if there are none."""
+        steps = self.local_steps if self.local_steps is not None or before is None else before.steps
+        if not steps:
+            return None
+        outer = {"outer_learning_rate": self.outer_learning_rate, "outer_momentum": self.outer_momentum}
+        return replace(before or LocalSteps(steps), steps=steps, **_set_options(outer))
 
 
 @dataclass(frozen=True)

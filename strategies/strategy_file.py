@@ -73,6 +73,10 @@ def _of_all_reduce(first: AllReduce) -> dict[str, Any]:
         settings["all_reduce_spec"] = first.spec
     if first.compressor != NO_COMPRESSOR:
         settings["compressor"] = _compressor(first)
+    if first.local is not None:
+        settings["local_steps"] = first.local.steps
+        settings["outer_learning_rate"] = first.local.outer_learning_rate
+        settings["outer_momentum"] = first.local.outer_momentum
     return settings
 
 

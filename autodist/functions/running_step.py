@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -124,10 +125,17 @@ class RunningStep:
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs a step on each of several batches, in one call; see `Program.repeat`."""
-        count = len(batches)
-        return self._make(
-            lambda program: program.repeat(batches, examples, all_examples), count, examples, all_examples
-        )
+        outputs: list[np.ndarray] = []
+        for some in list(self.run.outer_steps.divide(batches, self.run.step)):
+            repeat = functools.partial(self._repeat, some, examples, all_examples)
+            outputs = self._make(repeat, len(some), examples, all_examples)
+        return outputs
+
+    @staticmethod
+    def _repeat(
+        batches: Sequence[Sequence[Any]], examples: int, all_examples: int, program: Program
+    ) -> list[np.ndarray]:
+        return program.repeat(batches, examples, all_examples)
 
     def _make(
         self, call: Callable[[Program], list[np.ndarray]], steps: int, examples: int, all_examples: int

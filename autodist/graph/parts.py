@@ -145,6 +145,19 @@ class EvenSharesRequired:
     line: str | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True)
+class OuterStep:
+    """Nodes that run between two steps, once every some steps.
+
+    Attributes:
+        every: the number of training steps from one run to the next.
+        nodes: the nodes that run.
+    """
+
+    every: int
+    nodes: tuple[str, ...] = ()
+
+
 class PendingReductionKind(enum.Enum):
     """Purpose of a pending reduction; reductions of different kinds never share a bucket."""
 
@@ -187,6 +200,7 @@ class PendingReduction:
         merge: operation that merges the workers' contributions; all but sums are dense and have no weight.
         axis: the axis along which contributions are concatenated, for ROWS.
         depth: communication round within its level: the number of reductions that it depends on one after another.
+        outer: key of the outer step that it belongs to (`Step.outer_steps`); "": it is part of each step.
     """
 
     name: str
@@ -206,6 +220,7 @@ class PendingReduction:
     merge: ReduceOp = ReduceOp.ADD
     axis: int = 0
     depth: int = 0
+    outer: str = ""
 
     @property
     def is_sparse(self) -> bool:

@@ -15,7 +15,14 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.inferred_specs import infer_specs
 from autodist.graph.names import node_of, output_index
 from autodist.graph.origins import Origins, no_origins
-from autodist.graph.parts import EvenSharesRequired, GradientCall, PendingReduction, Variable, VariableGradient
+from autodist.graph.parts import (
+    EvenSharesRequired,
+    GradientCall,
+    OuterStep,
+    PendingReduction,
+    Variable,
+    VariableGradient,
+)
 from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.stages import NO_STAGES, Stages
 from autodist.graph.subgraph import SpecOf, unknown_spec
@@ -74,6 +81,7 @@ class Step:
             stale variables, and refreshes of their cached copies.
         standing_nodes: nodes of the standing program, whose runs begin before the steps that they belong to: updates of
             asynchronous variables.
+        outer_steps: the outer steps that end local steps. The key is the same in all programs that share their state.
         jit_compile: True if the script requests XLA for the complete step. If it requests XLA for parts, the names of
             their nodes show it (`autodist.graph.jit_scope`).
         has_loops_for_xla: True if TensorFlow has built the step, with its loops, in a form that XLA can compile.
@@ -98,6 +106,7 @@ class Step:
     initializers: Mapping[str, str] = field(default_factory=dict)
     background_nodes: tuple[str, ...] = ()
     standing_nodes: tuple[str, ...] = ()
+    outer_steps: Mapping[str, OuterStep] = field(default_factory=dict)
     jit_compile: bool = False
     has_loops_for_xla: bool = False
     is_global: bool = False
@@ -135,6 +144,12 @@ class Step:
     def part_of(self, node: str) -> tuple[int, str]:
         """Returns (position of the worker's coordinate on a mesh, name for its first coordinate) of a placed node."""
         return 0, node
+
+    @property
+    def nodes_apart(self) -> tuple[tuple[str, ...], ...]:
+        """The nodes that run apart from the step, by program."""
+        outer = (one.nodes for one in self.outer_steps.values())
+        return self.background_nodes, self.standing_nodes, *outer, tuple(self.initializers.values())
 
     @cached_property
     def named(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.inferred_specs import infer_specs
 from autodist.graph.names import node_of, output_index, tensor
+from autodist.graph.parts import OuterStep
 from autodist.graph.step import Step
 from autodist.graph.subgraph import SpecOf, SubgraphBuilder, subgraph
 
@@ -37,6 +38,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         self._targets, self._background, self._standing = map(
             dict.fromkeys, (step.targets, step.background_nodes, step.standing_nodes)
         )
+        self._outer = {key: (one.every, dict.fromkeys(one.nodes)) for key, one in step.outer_steps.items()}
         self._initializers = dict(step.initializers)
         self._specs: dict[str, tf.TensorSpec] = {}
 
@@ -130,9 +132,13 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         """Replaces the output `old` of the step by `new`."""
         self._outputs = tuple(tensor(new) if name == tensor(old) else name for name in self._outputs)
 
-    def run(self, names: Iterable[str]) -> None:
-        """Adds targets: nodes that run in every step without being returned."""
-        self._targets.update(dict.fromkeys(names))
+    def run(self, names: Iterable[str], outer: str = "") -> None:
+        """Adds targets: nodes that run in every step without being returned, or in the outer step of a key."""
+        (self._outer[outer][1] if outer else self._targets).update(dict.fromkeys(names))
+
+    def add_outer_step(self, key: str, every: int) -> None:
+        """Adds an outer step, which runs once every some steps; `run` adds its nodes."""
+        self._outer[key] = every, {}
 
     def serve(self, names: Iterable[str]) -> None:
         """Adds nodes to the background program, which runs once for every step of this worker."""
@@ -155,7 +161,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         following: dict[str, tuple[str, ...]] = {}
         for old, names in reversed(list(instead.items())):
             following[old] = tuple(name for new in names for name in following.get(new, (new,)))
-        for roots in (self._targets, self._background, self._standing):
+        for roots in self._all_roots:
             if not following.keys().isdisjoint(roots):
                 followed = [name for root in roots for name in following.get(root, (root,))]
                 roots.clear()
@@ -164,10 +170,14 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
     def drop_targets(self, names: Iterable[str]) -> None:
         """Removes nodes from all targets; they still run if another node needs them."""
         for name in names:
-            for roots in (self._targets, self._background, self._standing):
+            for roots in self._all_roots:
                 roots.pop(name, None)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _all_roots(self) -> list[dict[str, None]]:
+        return [self._targets, self._background, self._standing, *(nodes for _, nodes in self._outer.values())]
 
     def _with_roots(self, changes: Mapping[str, Any]) -> Phase_co:
         return replace(
@@ -176,6 +186,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
             targets=tuple(self._targets),
             background_nodes=tuple(self._background),
             standing_nodes=tuple(self._standing),
+            outer_steps={key: OuterStep(every, tuple(nodes)) for key, (every, nodes) in self._outer.items()},
             initializers=self._initializers,
             noted=self._known(),
             **changes,

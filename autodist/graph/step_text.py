@@ -97,6 +97,8 @@ def _runs(step: Step) -> Iterator[str]:
     yield from (f"target {name}" for name in sorted(step.targets))
     yield from (f"background node {name}" for name in sorted(step.background_nodes))
     yield from (f"standing node {name}" for name in sorted(step.standing_nodes))
+    for key, one in step.outer_steps.items():
+        yield from (f"outer step {key}, every {one.every} steps: {name}" for name in sorted(one.nodes))
     yield from (f"initially {key}: {name}" for key, name in sorted(step.initializers.items()))
     if step.even_parts is not None:
         yield f"needs even parts: {step.even_parts}"

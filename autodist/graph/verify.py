@@ -89,6 +89,7 @@ def _roots(step: Step) -> Iterator[tuple[str, str]]:
     yield from (("the target", name) for name in step.targets)
     yield from (("the background node", name) for name in step.background_nodes)
     yield from (("the standing node", name) for name in step.standing_nodes)
+    yield from (("the node of an outer step", name) for one in step.outer_steps.values() for name in one.nodes)
     yield from (("the initializer", name) for name in step.initializers.values())
 
 

@@ -28,6 +28,7 @@ from autodist.runs.early_values import EarlyValueWarning
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.gathered_reads import GatheredReads
 from autodist.runs.memory_needs import available_memory
+from autodist.runs.outer_steps import OuterSteps
 from autodist.runs.peers import Peers
 from autodist.runs.run_end import RunEnd
 from autodist.runs.run_steps import RunSteps
@@ -153,6 +154,7 @@ class Run:
         self.observer = StepObserver()
         self.recorder = recorder()
         self.steps = RunSteps(self)
+        self.outer_steps = OuterSteps(self.guard)
         self.step = int(self.resumed.get("step", 0))
         self.is_in_step = False
         self.target = ""
@@ -367,6 +369,8 @@ class Run:
             variables: those of the session that made the step, with their names; None: those of the script.
         """
         self.step += steps
+        if self.outer_steps.after(self.step, steps):
+            self._fall_behind()
         strategy = self.steps.strategy
         every = 0 if strategy is None else strategy.mesh.compare_every
         if every and self.workers > 1 and self.step // every > (self.step - steps) // every:
@@ -422,6 +426,19 @@ class Run:
         """
         if any(t.is_asynchronous for t in self.tracker):
             self.coordination.flush_together()
+        self.end_local_steps()
+
+    def end_local_steps(self) -> None:
+        """Runs the outer steps for the local steps since the last ones, if there are any; call it on every worker."""
+        with self.step_lock:
+            if self.outer_steps.end():
+                self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        """Marks the script's variables, which an outer step may have written, as older than the session's."""
+        for tracked in self.tracker:
+            if not tracked.is_ahead:
+                tracked.fall_behind()
 
     def flush(self) -> None:
         """Waits until all updates of this worker's steps are applied, which may be several steps late."""

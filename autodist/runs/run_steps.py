@@ -172,6 +172,7 @@ class RunSteps:
             require_memory(held, run.spec.workers, run.index)
         # Guarded because the first run prepared in a session waits for all servers of the run.
         program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)
+        run.outer_steps.add(program)
         if step.gradients and self.on_first_program is not None:
             on_first_program, self.on_first_program = self.on_first_program, None
             on_first_program()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autodist.logs.formatting import some_of
-from autodist.placement.synchrony import Synchrony, SyncMode
+from autodist.placement.synchrony import Synchrony
 from autodist.proto import strategy_pb2
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
@@ -207,7 +207,7 @@ def _mark_current(value: TrackedVariable | _Zero) -> None:
 def is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
     """Returns True if no worker can finish a step before all have begun it; also True for evaluation (no variables)."""
     synchronies = _synchronies(strategy)
-    return not synchronies or any(k.mode is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in synchronies)
+    return not synchronies or any(not k.mode.is_alone or k.staleness > 0 for k in synchronies)
 
 
 def is_synchronous(strategy: strategy_pb2.Strategy) -> bool:

@@ -23,30 +23,45 @@ class Saved:
 
 @dataclass(frozen=True)
 class _Buffer:
-    """One persistent buffer in a session's graph."""
+    """One persistent buffer in a session's graph.
+
+    Attributes:
+        session: the session.
+        handle: its handle.
+        initializer: the operation that initializes it; None for a variable that has another origin.
+    """
 
     session: tf.compat.v1.Session
-    initializer: tf.Operation
+    handle: tf.Tensor
+    initializer: tf.Operation | None
+
+    @classmethod
+    def of(cls, session: tf.compat.v1.Session, operation: tf.Operation) -> _Buffer | None:
+        """Returns the buffer of an operation that runs before the first step; None if it sets another state."""
+        if operation.type == "VarHandleOp":
+            return cls(session, operation.outputs[0], None)
+        return cls(session, operation.inputs[0], operation) if operation.type == "AssignVariableOp" else None
 
     @property
-    def handle(self) -> tf.Tensor:
-        return self.initializer.inputs[0]
+    def name(self) -> str:
+        return str(self.handle.op.get_attr("shared_name").decode())
 
     @property
     def dtype(self) -> tf.DType:
-        return self.initializer.inputs[1].dtype
+        return tf.as_dtype(self.handle.op.get_attr("dtype"))
 
     @property
     def shape(self) -> tf.TensorShape:
-        return self.initializer.inputs[1].shape
+        return tf.TensorShape(self.handle.op.get_attr("shape"))
 
 
 class PersistentBuffers:
-    """The persistent buffers of one worker."""
+    """The persistent buffers of one worker, and its own copies of variables, which checkpoints save for each worker."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, _Buffer] = {}
         self._awaited: Saved | None = None
+        self._to_restore: set[str] = set()
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
@@ -58,28 +73,37 @@ class PersistentBuffers:
         """Buffers that have a value in the restored checkpoint and that no step has created yet."""
         return [] if self._awaited is None else sorted(self._awaited.keys.keys() - self._buffers.keys())
 
-    def begin(self, session: tf.compat.v1.Session, initializers: Iterable[tf.Operation]) -> None:
-        """Registers buffers that these operations have initialized, and restores those with a checkpointed value."""
-        new = {_name_of(op): _Buffer(session, op) for op in initializers if op.type == "AssignVariableOp"}
+    def begin(self, session: tf.compat.v1.Session, operations: Iterable[tf.Operation]) -> None:
+        """Registers the buffers that these operations have initialized or name."""
+        made = (_Buffer.of(session, operation) for operation in operations)
+        new = {buffer.name: buffer for buffer in made if buffer is not None}
         self._buffers.update(new)
-        if self._awaited is not None:
-            self._restore(self._awaited, new)
+        self._to_restore |= new.keys()
 
     def resume(self, saved: Saved) -> None:
-        """Restores buffers from a checkpoint; buffers that are missing in it are initialized again.
+        """Sets the checkpoint to restore buffers from; buffers that are missing in it are initialized again.
 
-        A buffer that no step has created yet is restored when it is created.
+        A buffer is restored before the first step that has it: after the script's variables have been assigned, which
+        also sets their copies.
         """
         self._awaited = saved
         for name, buffer in self._buffers.items():
-            if name not in saved.keys:
+            if name not in saved.keys and buffer.initializer is not None:
                 buffer.session.run(buffer.initializer)
-        self._restore(saved, self._buffers)
+        self._to_restore = set(self._buffers)
+
+    def restore_awaited(self) -> None:
+        """Restores the buffers that have a value in the checkpoint, once; called before each step."""
+        if not self._to_restore:
+            return
+        names, self._to_restore = self._to_restore, set()
+        if self._awaited is not None:
+            self._restore(self._awaited, {name: self._buffers[name] for name in names})
 
     def _restore(self, saved: Saved, among: Mapping[str, _Buffer]) -> None:
         for name in sorted(saved.keys.keys() & among.keys()):
             buffer = among[name]
-            with buffer.session.graph.as_default(), tf.device(buffer.initializer.device):
+            with buffer.session.graph.as_default(), tf.device(buffer.handle.device):
                 (value,) = tf.raw_ops.RestoreV2(
                     prefix=saved.prefix,
                     tensor_names=[saved.keys[name]],
@@ -89,7 +113,3 @@ class PersistentBuffers:
                 value.set_shape(buffer.shape)
                 write = tf.raw_ops.AssignVariableOp(resource=buffer.handle, value=value)
             buffer.session.run(write)
-
-
-def _name_of(initializer: tf.Operation) -> str:
-    return initializer.inputs[0].op.get_attr("shared_name").decode()

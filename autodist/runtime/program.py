@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,19 @@ RunMetadata = Any
 """`tf.compat.v1.RunMetadata`."""
 
 
+@dataclass(frozen=True)
+class ProgramOuterStep:
+    """An outer step of a program.
+
+    Attributes:
+        every: the number of training steps from one run to the next.
+        run: runs it.
+    """
+
+    every: int
+    run: Callable[[], object]
+
+
 class Program:
     """Runs one rewritten step.
 
@@ -36,6 +50,9 @@ class Program:
         step: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
         updates: runs background updates that a step leaves for later.
+
+    Attributes:
+        outer_steps: the outer steps that end local steps, by key.
     """
 
     def __init__(self, graph_runners: GraphRunners, step: Step, inputs: Sequence[str], updates: Updates) -> None:
@@ -55,13 +72,14 @@ class Program:
         self._counts_all_examples = node_of(ALL_EXAMPLES) in present
         if self._counts_all_examples:
             feeds.append(prefix + ALL_EXAMPLES)
-        operations = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.targets]
+        op = lambda name: graph_runner.graph.get_operation_by_name(prefix + name)  # noqa: E731
+        operations = [op(name) for name in step.targets]
         outputs = [graph_runner.graph.get_tensor_by_name(prefix + name) for name in step.outputs]
         collective = any(node.op.startswith("Collective") for node in step.graph_def.node)
         trace = trace_file(prefix.rstrip("/"), _worker_of(step, feeds[0].removeprefix(prefix))) if feeds else None
         self._run = graph_runner.callable(outputs, operations, feeds, collective, trace)
         self._make_run_with_options = lambda: graph_runner.callable_with_options(outputs, operations, feeds, collective)
-        self._updates = updates
+        self._updates, self._buffers = updates, graph_runners.persistent_buffers
         self._graph_runner, self._trace = graph_runner, trace
         fed = [graph_runner.graph.get_tensor_by_name(name) for name in feeds]
         self._returns_examples = step.counts_examples
@@ -70,11 +88,15 @@ class Program:
         self._frees_memory = bool(step.gradients)
         self._even = step.even_parts
         self._is_global = step.is_global
-        background = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.background_nodes]
+        background = [op(name) for name in step.background_nodes]
         self._update = graph_runner.callable([], background, []) if background else None
-        standing = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.standing_nodes]
+        standing = [op(name) for name in step.standing_nodes]
         if standing:
             updates.repeat(graph_runner.callable([], standing, []))
+        self.outer_steps = {
+            key: ProgramOuterStep(one.every, graph_runner.callable([], [op(name) for name in one.nodes], []))
+            for key, one in step.outer_steps.items()
+        }
         if self._frees_memory:
             collect_and_trim()  # before the variables get their values
 
@@ -102,6 +124,7 @@ class Program:
             EmptyBatchError: no worker has examples; raised on all workers.
             UnevenBatchError: the step needs the same number of examples on every replica, and the run found others.
         """
+        self._buffers.restore_awaited()
         if self._update is not None:
             self._updates.release(self._update)
         run = self._run
@@ -130,6 +153,7 @@ class Program:
             EmptyBatchError: no worker has examples.
             UnevenBatchError: the step needs the same number of examples on every replica, and the run found others.
         """
+        self._buffers.restore_awaited()
         if len(batches) not in self._repeated:
             self._repeated[len(batches)] = repeated(self._graph_runner, self._parts, len(batches))
         return self._call(self._repeated[len(batches)], batches, examples, all_examples)

@@ -7,6 +7,7 @@ of a strategy belongs to the class `NewKind` of the file `new_kind.py`; no other
 
 from autodist.synchronizers.all_reduce import COLLECTIVES, HIERARCHICAL, AllReduce
 from autodist.synchronizers.base import Synchronizer
+from autodist.synchronizers.local_steps import LocalSteps
 from autodist.synchronizers.parameter_server import ParameterServer
 from autodist.synchronizers.reading import (
     all_synchronizers,
@@ -33,6 +34,7 @@ __all__ = [
     "COLLECTIVES",
     "HIERARCHICAL",
     "AllReduce",
+    "LocalSteps",
     "ParameterServer",
     "Piece",
     "Sent",

@@ -38,7 +38,8 @@ class Synchronizer(ABC):
 
     @property
     def synchrony(self) -> Synchrony | None:
-        """Synchronization of a variable that one worker owns; None: every worker holds it."""
+        """Synchronization of a variable that one worker owns, or of which each worker updates its own copy; None:
+        every worker holds it and makes the same updates."""
         return None
 
     @property

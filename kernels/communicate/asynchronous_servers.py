@@ -18,7 +18,7 @@ from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import PACK_BYTES, digest, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
+from autodist.kernels.communicate.own_means import use_own_mean
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.standing_program import FindMovedNodes, MovedNodes, StandingProgram
 from autodist.placement.group import Group
@@ -93,7 +93,8 @@ class _Updates:
     def run(self) -> ReplicatedStep:
         if self.context.computes:
             for pending in self.reductions:
-                self._divide(pending)
+                names = use_own_mean(self.results, pending)
+                self.means.update({node_of(name): pending for name in names})
             self._move()
         else:
             self._remove_writes()
@@ -113,20 +114,6 @@ class _Updates:
         self.editor.stand(self.program.effects)
 
     # -- gradients -------------------------------------------------------------------------------------------------
-
-    def _divide(self, pending: PendingReduction) -> None:
-        """Replaces the sum of a gradient by the mean over this worker's own examples."""
-        with self.editor.subgraph(f"own_mean/{pending.name}") as f:
-            if pending.is_sparse:
-                made = rows_of(pending, [own_rows(f, pending)])
-            else:
-                made = [f.input(pending.local[0], pending.dtype, pending.shape)]
-                for weight in weight_of(f, pending):
-                    made = [tf.math.divide_no_nan(made[0], tf.cast(weight, pending.dtype))]
-            made = [tf.identity(t) for t in made]
-        names = [f.name(t) for t in made]
-        self.results.set_result(pending, names)
-        self.means.update({node_of(name): pending for name in names})
 
     def _send(self, moved: MovedNodes) -> None:
         """Sends the tensors that the updates need, and copies the updates."""

@@ -156,7 +156,7 @@ def _join(gradient: Gradient) -> PendingReduction:
 
 @dataclass(frozen=True)
 class PersistentBuffer:
-    """A local variable that is read and written once per step.
+    """A local variable that is read and written once per step, or outer step.
 
     Attributes:
         name: its name in the session of this worker.
@@ -178,8 +178,16 @@ class PersistentBuffer:
         value.set_shape(initial.shape)
         return cls(name, value, initializer, handle)
 
+    def write(self, value: tf.Tensor) -> tf.Operation:
+        """Writes `value`."""
+        return tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
+
+    def add(self, value: tf.Tensor) -> tf.Operation:
+        """Adds `value`."""
+        return tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=value)
+
     def write_if(self, condition: tf.Tensor, value: tf.Tensor) -> tf.Operation:
         """Writes `value` if `condition` (a scalar) holds; otherwise keeps the current value."""
         # Select accepts a scalar condition; tf.where would broadcast it to every element.
         kept = tf.raw_ops.Select(condition=condition, x=value, y=self.value)
-        return tf.raw_ops.AssignVariableOp(resource=self._handle, value=kept)
+        return self.write(kept)

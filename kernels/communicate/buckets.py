@@ -147,8 +147,8 @@ def make_buckets(
     """Packs dense reductions into buckets, the last first, as the backward pass computes them.
 
     A bucket is closed when it holds `limit` bytes. Reductions of different groups, fusion groups (`fusion_of`), dtypes,
-    weights, kinds, update rounds, communication rounds or reduce ops never share one. Neither do reductions of losses,
-    since one may depend on the gradient of another.
+    weights, kinds, update rounds, communication rounds, outer steps or reduce ops never share one. Neither do
+    reductions of losses, since one may depend on the gradient of another.
     """
     closed: list[list[PendingReduction]] = []
     filling: dict[Hashable, list[PendingReduction]] = {}
@@ -157,7 +157,7 @@ def make_buckets(
         alone = pending.name if pending.kind is PendingReductionKind.LOSS else None
         key = (
             pending.group, fusion_of(pending), pending.dtype, pending.weight, pending.kind, pending.level,
-            pending.merge, pending.depth, alone,
+            pending.merge, pending.depth, pending.outer, alone,
         )  # fmt: skip
         size = _elements(pending) * pending.dtype.size
         if key in filling and sizes[key] + size > limit:

@@ -71,7 +71,7 @@ class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
         plan = context.plan
         holders = {name: holder.with_copies(name, plan.cached_copies) for name, holder in step.holders.items()}
         step = replace(step, holders=holders)
-        names = [name for name in step.synchrony_of if CACHED_COPY in step.slices[name].copies]
+        names = [name for name in step.owners if name in step.synchrony_of and CACHED_COPY in step.slices[name].copies]
         if not (names and context.computes):
             return step
         work = _CachedCopies(step, context)

@@ -124,7 +124,7 @@ def _communicating(
             else SubgroupCommunicator(f, context, key, pending.group, subgroups=subgroups)
         )
         yield exchange
-    results.editor.run(exchange.effects)
+    results.editor.run(exchange.effects, pending.outer)
 
 
 def _reduce(results: Results, buckets: Sequence[Bucket], context: Context) -> None:
@@ -233,7 +233,7 @@ def find_fused_buckets(
     alike: dict[Hashable, list[Bucket]] = {}
     for bucket in small:
         first = bucket.reductions[0]
-        together = bucket.group, rounds[message_of(first)], context.subgroups(first) is not None
+        together = bucket.group, first.outer, rounds[message_of(first)], context.subgroups(first) is not None
         alike.setdefault(together, []).append(bucket)
     fused = [_join_alike(together) for together in alike.values() if len(together) > 1]
     taken = {id(bucket) for together in alike.values() if len(together) > 1 for bucket in together}

@@ -32,11 +32,11 @@ log = logging.getLogger("autodist")
 
 @dataclass(frozen=True)
 class SetSyncMode(Kernel[ReplicatedStep, ReplicatedStep]):
-    """Sets the synchrony of each owned variable; lets steps whose updates are all asynchronous run ahead.
+    """Sets the synchrony of each variable that has one; lets steps that no variable makes wait run ahead.
 
-    A step whose variables are all asynchronous or stale runs ahead freely. Variables that the compute part writes
-    (moving averages, metrics) and outputs (the loss) are then local to each worker. Reducing them would keep all
-    workers in lock-step.
+    A step whose variables are all asynchronous, stale or make local steps runs ahead freely. Variables that the compute
+    part writes (moving averages, metrics) and outputs (the loss) are then local to each worker. Reducing them would
+    keep all workers in lock-step.
     """
 
     name: ClassVar[str] = "set-sync-mode"
@@ -45,7 +45,9 @@ class SetSyncMode(Kernel[ReplicatedStep, ReplicatedStep]):
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
-        if context.workers == 1 or not step.owners or context.goes_through_stages(step):
+        if context.workers == 1 or context.goes_through_stages(step):
+            return step
+        if not step.owners and context.plan.local_steps.keys().isdisjoint(step.by_name):
             return step
         synchrony_of = find_synchrony(step, context.plan)
         require_one_owner_per_write(step, synchrony_of)
@@ -152,6 +154,6 @@ def _return_zero(results: Results, pending: PendingReduction, outputs: Sequence[
 @functools.cache
 def _log_local_state() -> None:
     log.info(
-        "the step waits for no other worker (sync: false, or staleness): moving averages, metrics and losses are local "
-        "to each worker."
+        "the step waits for no other worker (sync: false, staleness, or local steps): moving averages, metrics and "
+        "losses are local to each worker."
     )

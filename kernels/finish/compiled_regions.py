@@ -240,8 +240,7 @@ class _Search:
     def _find_runs(self) -> dict[str, int]:
         """Maps each node to a bit set of the runs that need it: the step, and background programs."""
         found: dict[str, int] = {}
-        background = (self.step.background_nodes, self.step.standing_nodes, self.step.initializers.values())
-        for k, roots in enumerate((self._returned, *background)):
+        for k, roots in enumerate((self._returned, *self.step.nodes_apart)):
             for name in reach(roots, self.graph_index.sources.__getitem__):
                 found[name] = found.get(name, 0) | 1 << k
         return found

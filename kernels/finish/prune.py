@@ -15,7 +15,7 @@ from autodist.kernels.base import Context, Kernel
 
 @dataclass(frozen=True)
 class Prune(Kernel[Step, Step]):
-    """Keeps the nodes that outputs, targets, inputs and background programs need."""
+    """Keeps the nodes that outputs, targets, inputs and the programs apart from the step need."""
 
     name: ClassVar[str] = "prune"
     after: ClassVar[Mapping[str, str]] = {
@@ -25,9 +25,9 @@ class Prune(Kernel[Step, Step]):
 
     def apply(self, step: Phase, context: Context) -> Phase:
         returned = [*map(node_of, step.outputs), *step.targets]
-        background = [*step.initializers.values(), *step.background_nodes, *step.standing_nodes]
+        apart = [name for nodes in step.nodes_apart for name in nodes]
         handles = [v.handle for v in step.variables if v.handle in step.graph_index.nodes]
-        roots = [*returned, *background, *map(node_of, step.inputs), *handles]
+        roots = [*returned, *apart, *map(node_of, step.inputs), *handles]
         needed = reach(roots, step.graph_index.sources.__getitem__)
         if len(needed) == len(step.graph_index.nodes):
             return step

@@ -40,9 +40,7 @@ class RemoveCompute(Kernel[ReplicatedStep, ReplicatedStep]):
         roots = [
             *map(node_of, step.outputs),
             *editor.targets,
-            *step.background_nodes,
-            *step.standing_nodes,
-            *step.initializers.values(),
+            *(name for nodes in step.nodes_apart for name in nodes),
         ]
         redirect_control_inputs(editor, _needed(editor, roots, computed))
         return editor.to_step()

@@ -58,7 +58,7 @@ def _differing(step: CapturedStep) -> tuple[InStepAllReduce, ...]:
 
 
 def _runs_ahead(step: CapturedStep, context: Context) -> bool:
-    """Returns True if no step waits for another worker, since all variables are asynchronous or stale."""
+    """Returns True if no variable makes a step wait for another worker."""
     synchronies = [context.plan.synchrony(g.variable) for g in step.gradients]
     return context.workers > 1 and bool(synchronies) and all(k is not None and k.runs_ahead for k in synchronies)
 

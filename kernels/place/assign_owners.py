@@ -34,12 +34,12 @@ class AssignOwners(Kernel[CapturedStep, PlacedStep]):
 
 
 def find_holders(step: CapturedStep, strategy: strategy_pb2.Strategy) -> dict[str, Holder]:
-    """Returns the holders of all variables of a step, by name, with the cached copies that steps read."""
+    """Returns the holders of all variables of a step, by name, with the copies that steps read."""
     plan = Plan(strategy)
     found = _find_holders(inline_shared_updates(step, plan), plan)
     everyone = plan.placement.all_workers
     holders = {v.name: found.get(v.name, Holder.whole(v.shape, everyone)) for v in step.variables}
-    return {name: holder.with_copies(name, plan.cached_copies) for name, holder in holders.items()}
+    return {name: holder.with_copies(name, plan.copies) for name, holder in holders.items()}
 
 
 def _find_holders(step: CapturedStep, plan: Plan) -> dict[str, Holder]:

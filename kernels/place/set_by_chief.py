@@ -14,7 +14,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.plan import CACHED_COPY
+from autodist.kernels.plan import CACHED_COPY, LOCAL_COPY
 from autodist.placement.holder import Slice
 
 
@@ -50,6 +50,8 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
             variable = step.by_handle[handle]
             if variable.name not in step.owners:
                 _write_copies(editor, variable, names, range(1, context.workers), context)
+                if variable.name in plan.local_steps:
+                    _write_copies(editor, variable, names, range(context.workers), context, LOCAL_COPY)
                 continue
             owner, *others = step.slices[variable.name].group.workers
             for name in (handle, *editor.consumers(handle)):

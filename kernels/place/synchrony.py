@@ -1,4 +1,4 @@
-"""The synchronization of owned variables and slots, and checks that updates do not mix modes."""
+"""The synchronization of variables and slots, and checks that updates do not mix modes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from autodist.placement.synchrony import Synchrony, SyncMode
 
 
 def find_synchrony(step: ReplicatedStep, plan: Plan) -> dict[str, Synchrony]:
-    """Returns the synchronization of each owned variable; that of a slot is that of the variables that it serves."""
+    """Returns the synchronization of each owned variable, and of those with local steps.
+
+    That of a slot is that of the variables that it serves.
+    """
     requested = {name: plan.synchrony(name) for name in step.by_name}
     owned = [name for name in step.owners if name in step.by_name]
     if not any(one.runs_ahead for one in requested.values() if one is not None):
@@ -30,7 +33,18 @@ def find_synchrony(step: ReplicatedStep, plan: Plan) -> dict[str, Synchrony]:
         handles = served.of(step.by_name[name].handle)
         like = (one for other, one in requested.items() if one is not None and step.by_name[other].handle in handles)
         found[name] = requested[name] or next(like, otherwise)
-    return found
+    return found | _with_local_steps(step, plan, served)
+
+
+def _with_local_steps(step: ReplicatedStep, plan: Plan, served: ServedVariables) -> dict[str, Synchrony]:
+    """Returns the synchronization of the variables with local steps, and of the slots that serve no others."""
+    local = {step.by_name[name].handle for name in plan.local_steps if name in step.by_name}
+    if not local:
+        return {}
+    slots = {
+        v.handle for v in step.variables if v.name not in step.owners and (h := served.of(v.handle)) and h <= local
+    }
+    return {v.name: Synchrony(SyncMode.LOCAL) for v in step.variables if v.handle in local | slots}
 
 
 def runs_freely(step: ReplicatedStep, synchrony_of: Mapping[str, Synchrony]) -> bool:
@@ -48,12 +62,13 @@ def require_one_owner_per_write(step: ReplicatedStep, synchrony_of: Mapping[str,
     for name, effect in step.graph_index.effects.items():
         node = step.graph_index.nodes[name]
         written = sorted(step.by_handle[h].name for h in effect.writes)
-        places = {(step.owners[name], k.mode) if (k := synchrony_of.get(name)) else None for name in written}
+        places = {(step.owners.get(name), k.mode) if (k := synchrony_of.get(name)) else None for name in written}
         if len(places) > 1:
             raise StrategyError(
                 f"{listed(written)} are written by one operation ({name}, {node.op}), but the strategy gives "
-                "them different owners, or one of them to all workers. Give them one owner and the same `sync` and "
-                "`staleness` (the PS builder does), or use AllReduce for all of them."
+                "them different owners, or one of them to all workers, or local steps to some. Give them one owner and "
+                "the same `sync` and `staleness` (the PS builder does), or use AllReduce for all of them, with the "
+                "same `local_steps`."
             )
 
 
@@ -70,7 +85,8 @@ def require_written_by_updates(step: ReplicatedStep, synchrony_of: Mapping[str, 
     for write in stages.state_writes:
         for handle in sorted(stages.effects[write].writes & trained.keys()):
             name = trained[handle]
-            if synchrony_of[name].runs_ahead and stages.is_used_after(handle, stages.state_writes):
+            is_owned = synchrony_of[name].mode is not SyncMode.LOCAL
+            if is_owned and synchrony_of[name].runs_ahead and stages.is_used_after(handle, stages.state_writes):
                 raise StrategyError(
                     f"{name} is written by the step before it is used ({write}), and its owner applies updates that "
                     "no worker waits for (sync: false, or staleness): some would be lost. Write it after the update, "
@@ -140,17 +156,15 @@ class _Flow:
             mixed = " and ".join(f"{name} ({mode.value})" for mode, name in sorted(sources.items(), key=str))
             raise StrategyError(
                 f"the update of {variable} depends on {mixed}, which meet in {node} ({op}), and these are combined at "
-                "different times. Give all of them the same `sync` and `staleness`, or remove from the optimizer the "
-                "operation that combines them (a global norm, for example)."
+                "different times. Give all of them the same `sync`, `staleness` and `local_steps`, or remove from the "
+                "optimizer the operation that combines them (a global norm, for example)."
             )
         if variable in self._synchrony_of:
             return
         for mode, source in sources.items():
-            if mode is SyncMode.STALE or (
-                mode is SyncMode.ASYNCHRONOUS and not runs_freely(self._step, self._synchrony_of)
-            ):
+            if mode is SyncMode.STALE or (mode.is_alone and not runs_freely(self._step, self._synchrony_of)):
                 raise StrategyError(
                     f"{variable} is held by every worker and updated ({write}) from the gradient of {source} "
                     f"({mode.value}), which differs between workers. Make {source} synchronous (sync: true, "
-                    "staleness: 0), or use AllReduce for it."
+                    "staleness: 0), or use AllReduce without local steps for it."
                 )

@@ -157,8 +157,8 @@ class LossScales:
         """Returns True if each worker only uses its own examples."""
         modes = self._sync_modes(call)
         if modes:
-            return modes == {SyncMode.ASYNCHRONOUS}
-        if self._plan.is_asynchronous:
+            return all(mode is not None and mode.is_alone for mode in modes)
+        if self._plan.updates_alone:
             return True
         context, stages = self._reducer.context, self._reducer.stages
         writes = [w for w in stages.state_writes if w in self._reducer.varying]
@@ -167,7 +167,7 @@ class LossScales:
     def is_divided_by_own(self, call: int, variable: str) -> bool:
         """Returns True if a variable is updated per worker, while other variables of the call are updated jointly."""
         synchrony = self._plan.synchrony(variable)
-        return synchrony is not None and synchrony.mode is SyncMode.ASYNCHRONOUS and not self._is_local(call)
+        return synchrony is not None and synchrony.mode.is_alone and not self._is_local(call)
 
     # -- readers of cotangents -------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.layout import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.placement.synchrony import SyncMode
 
 log = logging.getLogger("autodist")
 
@@ -66,17 +65,13 @@ class TermSeeds:
         """
         plan, stages = self._reducer.context.plan, self._reducer.stages
         synchrony_of = {g.variable: plan.synchrony(g.variable) for g in stages.gradients if g.call == self._call}
-        alone = [
-            name
-            for name, synchrony in synchrony_of.items()
-            if synchrony is not None and synchrony.mode is SyncMode.ASYNCHRONOUS
-        ]
+        alone = [name for name, synchrony in synchrony_of.items() if synchrony is not None and synchrony.mode.is_alone]
         together = sorted(synchrony_of.keys() - set(alone))
         if alone and together:
             raise StrategyError(
                 f"the loss {self._terms[-1].tensor} adds values of different weights (a mean and a sum, a ratio of "
                 f"sums), and {alone[0]} is updated by each worker alone, {together[0]} by all workers together. Set "
-                "`sync` to the same value for all variables."
+                "`sync` and `local_steps` to the same values for all variables."
             )
         return self._reducer.count if alone else self._reducer.group.size
 
