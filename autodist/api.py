@@ -570,6 +570,14 @@ class AutoDist:
         """
         return self._run.coordination.reduce(value, how)
 
+    def end_local_steps(self) -> None:
+        """Averages the local steps since the last outer step (`DiLoCo`), before it is due.
+
+        Every worker calls it between two steps, at the end of its own loop, so that the variables have all that was
+        trained; `fit` does so at its end. It does nothing right after an outer step, and without local steps.
+        """
+        self._run.end_local_steps()
+
     def pull(self) -> None:
         """Updates the script's variables to their latest values. Reading a variable also updates it."""
         self._run.pull()

@@ -12,7 +12,7 @@ from autodist.strategies.check_nodes import PlaceOf, check_nodes, no_place
 from autodist.strategies.check_pipeline import check_pipeline
 from autodist.strategies.specs import effective_spec, resolve_spec
 from autodist.strategies.variables import GraphLike, synced_variables
-from autodist.synchronizers import COLLECTIVES, AllReduce, all_synchronizers, synchronizers_of
+from autodist.synchronizers import COLLECTIVES, AllReduce, Synchronizer, all_synchronizers, synchronizers_of
 
 
 def check_strategy(
@@ -40,6 +40,7 @@ def check_strategy(
             if problem is not None:
                 raise StrategyError(problem, place_of(node.variable, "compressor"))
     _check_replicas(strategy, resource_spec)
+    _check_local_steps(strategy, place_of)
     check_pipeline(strategy, variables, place_of)
     check_collectives(strategy, resource_spec, place_of)
 
@@ -53,6 +54,43 @@ def _check_replicas(strategy: strategy_pb2.Strategy, resource_spec: ResourceSpec
             f"{strategy.builder} runs on {_machines(strategy.graph_config)}, but the resource spec "
             f"has {_machines(wanted)}; use graph_config(resource_spec) in the builder."
         )
+
+
+def _check_local_steps(strategy: strategy_pb2.Strategy, place_of: PlaceOf) -> None:
+    """Checks that variables with local steps go together with the rest of a strategy.
+
+    Raises:
+        StrategyError: names the variable, the reason and the fix.
+    """
+    local = [(name, one) for name, one in all_synchronizers(strategy) if isinstance(one, AllReduce) and one.local]
+    if not local:
+        return
+    name, first = local[0]
+    place = place_of(name, "local_steps")
+    if strategy.pipeline.stages or strategy.HasField("mesh"):
+        raise StrategyError(
+            f"{name} makes local steps, and {strategy.builder} divides the model between workers, which take part in "
+            "each step together. Remove local_steps, or use DiLoCo, where each worker computes the whole model.",
+            place,
+        )
+    collective = next(((n, one.spec) for n, one in local if one.spec in COLLECTIVES), None)
+    if collective is not None:
+        raise StrategyError(
+            f"{collective[0]} makes local steps, and the outer step does not use {collective[1]}: TensorFlow's "
+            "collectives need all workers in each step. Use all_reduce_spec SHUFFLE.",
+            place_of(collective[0], "all_reduce_spec"),
+        )
+    ahead = next((n for n, one in all_synchronizers(strategy) if one.owner is not None and _runs_ahead(one)), None)
+    if ahead is not None:
+        raise StrategyError(
+            f"{name} makes local steps ({first.text}), and {ahead} has sync: false or a staleness: an outer step would "
+            "average values of different steps. Set sync: true and staleness: 0 for it, or give it local steps, too.",
+            place,
+        )
+
+
+def _runs_ahead(synchronizer: Synchronizer) -> bool:
+    return synchronizer.synchrony is not None and synchronizer.synchrony.runs_ahead
 
 
 def _machines(config: strategy_pb2.GraphConfig) -> str:

@@ -257,7 +257,8 @@ class ReplicatedStep(StepWithOwners):
         reductions: the reductions over replicas that no kernel has replaced yet.
         reduced_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
         backward: for each backward pass, the captured nodes that depend on its seed. Empty if no blocks are recomputed.
-        synchrony_of: maps a variable with an owner to its synchronization.
+        synchrony_of: maps a variable with an owner or with local steps, and its slots, to its synchronization.
+        own_state: the reductions of values that stay each worker's own, since the step waits for no other worker.
         gathered_reads: the captured reads whose values the owners send to all replicas, in one message for each layer.
         order: execution order of the step if an owner holds variables; computed while `reductions` is complete.
     """
@@ -268,6 +269,7 @@ class ReplicatedStep(StepWithOwners):
     reduced_gradients: frozenset[str] = frozenset()
     backward: tuple[frozenset[str], ...] = ()
     synchrony_of: Mapping[str, Synchrony] = field(default_factory=dict)
+    own_state: tuple[PendingReduction, ...] = field(default=(), repr=False)
     gathered_reads: frozenset[str] = frozenset()
     order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
 

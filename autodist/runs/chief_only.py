@@ -130,8 +130,8 @@ class ChiefOnly:
         buffers = self._run.graph_runners.persistent_buffers.specs if self._run.have_joined else {}
         if buffers and self._run.workers > 1:
             log.warning(
-                "the chief saves without the other workers: the persistent buffers of compressors are on each of them, "
-                "and are not saved. Let all workers call save."
+                "the chief saves without the other workers: the persistent buffers of compressors and local steps are "
+                "on each of them, and are not saved. Let all workers call save."
             )
             buffers = {}
         self.buffer_specs, self.scripts = {0: buffers}, {0: script}

@@ -304,6 +304,8 @@ class Run:
         self.updates.end_standing()
         if self.index == 0:
             is_good = loops.close(_seconds(_CLOSE_LIMIT if is_good else _END_LIMIT)) and is_good
+        if is_good and self.index == 0:
+            self.outer_steps.warn_of_open_ones()
         if is_good or not self._peers.have_joined:
             self.variable_sync.close()
             self.coordination.close()

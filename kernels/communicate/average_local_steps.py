@@ -8,16 +8,17 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from autodist.errors import StrategyError
 from autodist.graph.names import node_of, tensor
-from autodist.graph.parts import Aggregation, PendingReduction, PendingReductionKind, Variable
+from autodist.graph.parts import PendingReduction, PendingReductionKind, Variable
 from autodist.graph.step import EXAMPLES, ReplicatedStep
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.bucket_reduction import PersistentBuffer
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.own_means import use_own_mean
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.place.copies import add_copy
-from autodist.kernels.place.synchrony import runs_freely
 from autodist.kernels.plan import LOCAL_COPY
 from autodist.placement.holder import Holder
 from autodist.placement.synchrony import SyncMode
@@ -35,8 +36,8 @@ class AverageLocalSteps(Kernel[ReplicatedStep, ReplicatedStep]):
     sends nothing. The outer step takes the mean change of all copies, weighted by the examples since the last one, as a
     gradient, and applies it to the variable with Nesterov's momentum (DiLoCo, Douillard et al., arXiv 2311.08105;
     with a learning rate of 1 and no momentum it is federated averaging, McMahan et al., AISTATS 2017). The copies then
-    begin with the new value. Slots stay those of each worker. Moving averages that the script declares as means are
-    averaged, too.
+    begin with the new value. Slots stay those of each worker. Moving averages, such as those of batch normalisation,
+    are averaged, too.
 
         read(v) → f → g0 + g1 → update(v)     becomes     read(copy) → f → g → update(copy);
         every n steps:    copy - v, of all workers → mean → outer update(v) → v → assign(copy)
@@ -94,7 +95,7 @@ class _LocalSteps:
         for name, copy in self.copies.items():
             self.editor.rewire(tensor(self.step.by_name[name].handle), tensor(copy))
         trained = dict.fromkeys(pending.variable for pending in own if pending.variable is not None)
-        means = self._means() if runs_freely(self.step, self.step.synchrony_of) else []
+        means = self._means()
         outer: list[PendingReduction] = []
         for local in dict.fromkeys(self.local[name] for name in trained):
             names = [name for name in trained if self.local[name] == local]
@@ -106,18 +107,35 @@ class _LocalSteps:
         return self.editor.to_step(reductions=(*left, *outer))
 
     def refresh_after_writes(self) -> ReplicatedStep:
-        """Makes a step that trains nothing, but writes variables, assign the new values to their copies."""
+        """Makes a step that trains nothing, but writes variables, assign the new values to their copies.
+
+        Raises:
+            StrategyError: a new value is computed from another variable that may differ between workers.
+        """
         effects = self.step.graph_index.effects
         for name, copy in self.copies.items():
             variable = self.step.by_name[name]
             writes = [node for node, effect in effects.items() if variable.handle in effect.writes]
             if writes:
+                self._require_alike(variable, writes)
                 with self.editor.subgraph(f"refresh/{copy}") as f:
                     with tf.control_dependencies([f.after(writes)]):
                         value = _read(f.input(variable.handle, tf.resource), variable)
                     done = tf.raw_ops.AssignVariableOp(resource=f.input(copy, tf.resource), value=value)
                 self.editor.run([f.name(done)])
         return self.editor.to_step()
+
+    def _require_alike(self, variable: Variable, writes: Sequence[str]) -> None:
+        """Checks that no other variable of the same shape, such as summed gradients, goes into the new value."""
+        index = self.step.graph_index
+        read = {h for name in reach(writes, index.data.__getitem__) for h in _reads(self.step, name)}
+        for other in self.step.variables:
+            if other.handle in read and other.shape == variable.shape and other.name not in self.copies:
+                raise StrategyError(
+                    f"{variable.name} makes local steps, and a step without gradients computes its new value from "
+                    f"{other.name}, which each worker has updated from its own examples. Compute the gradients in the "
+                    "step that applies them, or use AllReduce without local steps."
+                )
 
     def _add_copy(self, variable: Variable) -> str:
         return add_copy(self.editor, variable, f"autodist/local_copy/{variable.handle}", LOCAL_COPY)
@@ -127,13 +145,15 @@ class _LocalSteps:
         return synchrony is not None and synchrony.mode is SyncMode.LOCAL and variable.name not in self.copies
 
     def _means(self) -> list[Variable]:
-        """Returns the variables that the compute part writes and whose copies the script declares to be averaged."""
-        written = {h for write in self.step.stages.state_writes for h in self.step.stages.effects[write].writes}
-        return [
-            v for v in self.step.variables
-            if v.handle in written and v.aggregation is Aggregation.MEAN and v.dtype.is_floating
-            and v.name not in self.step.synchrony_of
-        ]  # fmt: skip
+        """Returns the variables to which the compute part writes means over this worker's examples."""
+        means = {
+            pending.result[0] for pending in self.step.own_state
+            if pending.kind is PendingReductionKind.STATE and pending.weight is not None
+        }  # fmt: skip
+        written = [
+            node.input[0] for node in self.step.graph_index.of_op("AssignVariableOp") if tensor(node.input[1]) in means
+        ]
+        return [self.step.by_handle[handle] for handle in dict.fromkeys(written) if handle in self.step.by_handle]
 
     # -- the outer step --------------------------------------------------------------------------------------------
 
@@ -229,6 +249,11 @@ class _LocalSteps:
 
     def _session_name(self, handle: str) -> str:
         return self.editor[handle].attr["shared_name"].s.decode()
+
+
+def _reads(step: ReplicatedStep, name: str) -> frozenset[str]:
+    effect = step.graph_index.effects.get(name)
+    return frozenset() if effect is None else effect.reads
 
 
 def _read(handle: tf.Tensor, variable: Variable) -> tf.Tensor:

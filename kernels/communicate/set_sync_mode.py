@@ -85,7 +85,7 @@ def _keep_state_local(step: ReplicatedStep, context: Context) -> ReplicatedStep:
         elif not context.computes:
             _return_zero(results, pending, step.outputs)
     even = step.even_parts and replace(step.even_parts, is_own=True)
-    return results.to_step(local, even_parts=even)
+    return results.to_step(local, even_parts=even, own_state=tuple(local))
 
 
 def _stale_variables(synchrony_of: Mapping[str, Synchrony]) -> list[str]:

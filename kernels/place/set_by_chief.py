@@ -88,7 +88,7 @@ def _write_copies(
     shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
     made = []
     with (
-        subgraph(editor, f"set_on_{'all_workers' if of is None else 'owners'}/{handle}") as f,
+        subgraph(editor, f"set_on_{'all_workers' if of is None else 'owners'}/{handle}{suffix}") as f,
         tf.control_dependencies([f.after(after)]),
     ):
         value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)

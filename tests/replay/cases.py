@@ -64,6 +64,11 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "random_axis_ar": {"builder": "RandomAxisPartitionAR", "max_shards": 3, "seed": 1, **_ALL},
     "sharded": {"builder": "ShardedAllReduce", **_ALL},
     "fsdp": {"builder": "FSDP", "prefetch": 0, **_ALL},
+    "diloco": {"builder": "DiLoCo", "local_steps": 2},
+    "local_dense": {
+        "builder": "PS",
+        "variables": {".*kernel.*": {"synchronizer": "AllReduce", "local_steps": 3, "compressor": "BFLOAT16"}},
+    },
     "overridden": {
         "builder": "AllReduce",
         "variables": {
@@ -182,7 +187,7 @@ _PAIRS: Mapping[str, str] = {
         "pipeline_mesh 4x1"
     ),
     "many_ops": "shuffle 2x1",
-    "momentum_and_counter": "uneven_partitioned_ps 3x1, stale 2x1",
+    "momentum_and_counter": "uneven_partitioned_ps 3x1, stale 2x1, diloco 2x2",
     "rmsprop": "partitioned_ar 2x1, asynchronous_bounded 3x1",
     "sampled_classes": "parallax 2x1",
     "scattered_state": "shuffle 2x1",
@@ -194,7 +199,7 @@ _PAIRS: Mapping[str, str] = {
     "step_mean_and_penalty": "shuffle 2+1",
     "step_nested_functions": "ps_last 2x1, top_k 2x2, int8 2x1, float8 2x1",
     "step_odd_types": "shuffle 2x2, partitioned_ps 2x1, float16 2x1",
-    "step_repeated_ids": "parallax 2x2, partitioned_ar 2x1, shuffle 1x2, ring 2x1",
+    "step_repeated_ids": "parallax 2x2, partitioned_ar 2x1, shuffle 1x2, ring 2x1, local_dense 2x1",
     "step_scalar_variable": "ps_load_balancing 2x1, ring 2x1",
     "step_statistics": "ps 2x2",
     "step_two_optimizers": "power_sgd 2x1, stale_proxies 2x1",

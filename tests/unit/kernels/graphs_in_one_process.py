@@ -80,7 +80,7 @@ class Cluster:
         }
         if node_of(EXAMPLES) in {node.name for node in made.graph_def.node}:
             part[prefix + EXAMPLES] = len(next(iter(part.values())))
-        names = (*made.targets, *transfers_of(made.graph_def))
+        names = (*made.targets, *transfers_of(made))
         targets = [self.graph.get_operation_by_name(prefix + name) for name in names]
         return Run([prefix + name for name in made.outputs], targets, part)
 

@@ -24,6 +24,7 @@ from autodist.graph.imported import ImportedGraph
 from autodist.graph.inboxes import SOURCE, inboxes_of, queue_of
 from autodist.graph.names import node_of
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.walks import reach
 from autodist.kernels import Context, rewrite
 from autodist.kernels.base import Kernel
 from autodist.kernels.communicate.communicator import reader_of
@@ -36,7 +37,7 @@ from autodist.placement.partitioning import Partitioning, part_name, shard_name
 from autodist.proto import strategy_pb2
 from autodist.sharding import Axis, Mesh, Sharding
 from autodist.strategies.mesh_data import nodes_in_slices, nodes_with_slots_in_slices, owners_in_rows
-from autodist.synchronizers import mesh_of
+from autodist.synchronizers import LocalSteps, mesh_of
 from tests.unit.kernels.without_stacks import without_stacks
 
 Values = dict[str, np.ndarray]
@@ -81,12 +82,15 @@ def plan(
     owners: Mapping[str, int] | None = None,
     compressor: Compressor | None = None,
     servers: int = 0,
+    *,
     one_machine: bool = False,
+    local: Mapping[str, LocalSteps] | None = None,
     **options: Any,
 ) -> strategy_pb2.Strategy:
     """A strategy with `replicas` CPUs a worker: variables in `owners` by parameter server, the others by SHUFFLE.
 
-    Behind these workers come `servers` more that run no replica; `options` are those of the parameter servers.
+    Behind these workers come `servers` more that run no replica; `options` are those of the parameter servers. The
+    variables in `local` make local steps.
     """
     said = None if compressor is None else compressor.to_message()
     nodes = []
@@ -95,7 +99,8 @@ def plan(
             server = strategy_pb2.ParameterServer(owner=owners[name], **options)
             nodes.append(strategy_pb2.VariableNode(variable=name, parameter_server=server))
         else:
-            shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=said)
+            steps = local[name].to_message() if local and name in local else None
+            shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=said, local=steps)
             nodes.append(strategy_pb2.VariableNode(variable=name, all_reduce=shuffle))
     devices = [strategy_pb2.Replica(worker=w, device=f"cpu:{k}") for w in range(workers) for k in range(replicas)]
     config = strategy_pb2.GraphConfig(replicas=devices, workers=workers + servers, one_machine=one_machine)
@@ -231,7 +236,7 @@ class Session:
         if strategy.HasField("mesh"):  # `_part` divides whole values
             initial |= whole
         self.graph = ImportedGraph()
-        self._transfers = [transfers_of(item.graph_def) for item in self.items]
+        self._transfers = [transfers_of(item) for item in self.items]
         for worker, item in enumerate(self.items):
             self.graph.import_nodes(in_one_session(item.graph_def), f"worker_{worker}")
         with self.graph.as_default(), without_stacks():
@@ -267,7 +272,10 @@ class Session:
         """Sets all variables to the script's values and runs a step a batch; one that hangs fails."""
         with self.session as session:
             session.run([self._assign, self._initializers])
-            outputs = [self._step(batch, limit_ms) for batch in batches]
+            outputs = []
+            for number, batch in enumerate(batches, 1):
+                outputs.append(self._step(batch, limit_ms))
+                self._run_outer_steps(number, limit_ms)
             read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
             values, shardings = session.run(read), self.items[0].shardings
             if not self.strategy.HasField("mesh"):
@@ -315,6 +323,17 @@ class Session:
         if metadata is not None:
             options.trace_level = tf.compat.v1.RunOptions.FULL_TRACE
         return self.session.run([fetches, targets, list(names)], feeds, options=options, run_metadata=metadata)
+
+    def _run_outer_steps(self, number: int, limit_ms: int) -> None:
+        """Runs the outer steps that are due after `number` steps; all workers have the same ones."""
+        for key, outer in self.items[0].outer_steps.items():
+            if number % outer.every == 0:
+                targets = [
+                    self.graph.get_operation_by_name(f"worker_{worker}/{name}")
+                    for worker, step in enumerate(self.items)
+                    for name in (*step.outer_steps[key].nodes, *transfers_of(step, key))
+                ]
+                self.session.run(targets, options=tf.compat.v1.RunOptions(timeout_in_ms=limit_ms))
 
     def _feeds(self, worker: int, step: Step, batch: Batch) -> dict[str, object]:
         axes = self.captured.step.inputs
@@ -369,8 +388,9 @@ class Session:
         for worker, step in enumerate(self.items):
             present = {node.name for node in step.graph_def.node}
             for variable in step.variables:
-                if f"autodist/cached_copy/{variable.handle}" in present:
-                    yield f"worker_{worker}/autodist/cached_copy/{variable.handle}:0", variable.name
+                for copy in (f"autodist/cached_copy/{variable.handle}", f"autodist/local_copy/{variable.handle}"):
+                    if copy in present:
+                        yield f"worker_{worker}/{copy}:0", variable.name
 
     def _read_own(self, worker: int, name: str, handle: tf.Tensor) -> tf.Tensor | None:
         """The value of a variable, if this worker holds it."""
@@ -437,9 +457,12 @@ TRANSFER = "transfer"
 """Name scope of the nodes that move a message to an inbox."""
 
 
-def transfers_of(graph_def: tf.compat.v1.GraphDef) -> list[str]:
-    """The nodes that move one message to each inbox of a step in one session."""
-    return [f"{TRANSFER}/{k}/put" for k in range(len(inboxes_of(graph_def)))]
+def transfers_of(step: Step, outer: str = "") -> list[str]:
+    """The nodes that move one message to each inbox of a step, or of one of its outer steps, in one session."""
+    apart = {key: reach(one.nodes, step.graph_index.sources.__getitem__) for key, one in step.outer_steps.items()}
+    queues = {node.attr["shared_name"].s.decode(): node.name for node in step.graph_def.node if SOURCE in node.attr}
+    used_by = {name: next((key for key, nodes in apart.items() if node in nodes), "") for name, node in queues.items()}
+    return [f"{TRANSFER}/{k}/put" for k, name in enumerate(inboxes_of(step.graph_def)) if used_by[name] == outer]
 
 
 def readers_of(step: Step) -> dict[str, int]:

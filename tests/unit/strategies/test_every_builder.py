@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autodist.compressors import PowerSGD
+from autodist.compressors import Int8, PowerSGD
 from autodist.placement.partitioning import Partitioning
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
@@ -13,6 +13,7 @@ from autodist.strategies import (
     PS,
     AllReduce,
     Auto,
+    DiLoCo,
     Override,
     OverrideVariables,
     Parallax,
@@ -40,6 +41,7 @@ NO_MINIMUM = {"min_partition_bytes": 0}
 BUILDERS = [
     AllReduce(chunk_size=2),
     Auto(allow=("compressor", "staleness")),
+    DiLoCo(local_steps=3, outer_momentum=0.5, compressor=Int8()),
     PS(sync=False, staleness=2),
     PSLoadBalancing(local_proxy_variable=True),
     Parallax(compressor=PowerSGD(rank=2), staleness=1),

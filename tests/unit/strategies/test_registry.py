@@ -26,6 +26,7 @@ def test_our_own_builders_are_known():
     assert registered_names() == (
         "AllReduce",
         "Auto",
+        "DiLoCo",
         "FSDP",
         "Megatron",
         "Mesh",
