@@ -9,7 +9,7 @@ from autodist.strategies.gather_summary import gather_summary
 from autodist.strategies.specs import effective_spec, summed_bytes
 from autodist.strategies.subgroups import LEAST_WORKERS, choose_subgroups, sum_cost
 from autodist.strategies.variables import GraphLike
-from autodist.synchronizers import COLLECTIVES, Subgroups
+from autodist.synchronizers import COLLECTIVES, AllReduce, Subgroups, all_synchronizers
 
 
 def sum_summary(
@@ -31,7 +31,7 @@ def _sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec:
     subgroups = Subgroups.of(config.subgroups, Group.of_run(config))
     times = "" if resource_spec is None else _times(strategy, graph_item, resource_spec, subgroups)
     if subgroups is None:
-        return times and f"on paper a step's sums take {times}"
+        return times and f"on paper {_whose(strategy)} sums take {times}"
     sizes = sorted({len(group.workers) for group in subgroups.groups})
     of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     text = (
@@ -39,6 +39,12 @@ def _sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec:
         f"calls at most {subgroups.most_called} others, {worker_count(config) - 1} without subgroups"
     )
     return f"{text}; on paper they take {times}" if times else text
+
+
+def _whose(strategy: strategy_pb2.Strategy) -> str:
+    """Returns "an outer step's" if the gradients of no variable are summed in each step."""
+    reduced = [one for _, one in all_synchronizers(strategy) if isinstance(one, AllReduce)]
+    return "an outer step's" if all(one.local is not None for one in reduced) else "a step's"
 
 
 def _times(

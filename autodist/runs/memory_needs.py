@@ -11,6 +11,7 @@ from autodist.cluster.environments.memory import MachineMemory
 from autodist.errors import StrategyError
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.step import ReplicatedStep, Step
+from autodist.kernels.plan import LOCAL_COPY
 from autodist.logs.formatting import readable_bytes
 from autodist.proto import strategy_pb2
 from autodist.resources import Worker
@@ -59,13 +60,13 @@ class MemoryNeeds:
 
 
 def held_bytes(step: Step, workers: int) -> list[int]:
-    """Returns the bytes of a step's variables that each worker holds."""
+    """Returns the bytes of a step's variables that each worker holds, with the copies of local steps."""
     slices = step.slices if isinstance(step, ReplicatedStep) else {}
     held = [0] * workers
     for variable in step.variables:
         one = slices.get(variable.name)
         for worker in range(workers) if one is None or one.owner is None else one.group.workers:
-            held[worker] += variable.byte_size
+            held[worker] += variable.byte_size * (1 if one is None else 1 + one.copies.count(LOCAL_COPY))
     return held
 
 

@@ -22,6 +22,8 @@ ROUND_TRIPS = (0.0, 0.02, 0.2)
 RATES = (10, 100, 1000)
 """Mbit/s."""
 BUILDERS = ("AllReduce", "PS", "PartitionedPS", "ShardedAllReduce", "Parallax")
+OUTER = "DiLoCo of 4 steps"
+"""As many steps as count in a turn, so that each turn has one outer step."""
 FASTEST = 10_000
 """Mbit/s; no step is measured at this rate, at which the relay itself is the limit."""
 STEPS = 6
@@ -60,10 +62,10 @@ def links() -> Iterator[Link]:
     GPipe waits for one round trip in a step, and 1F1B for several, but 1F1B sends in both directions at once.
     """
     for seconds in ROUND_TRIPS:
-        yield Link("tiny", round_trip=seconds)
+        yield Link("tiny", (*BUILDERS, OUTER), round_trip=seconds)
         yield Link("two-layers", ("Pipeline",), round_trip=seconds)
     for rate in RATES:
-        yield Link("lstm", (*BUILDERS, "PS in shards", "Pipeline 1F1B"), rate=rate)
+        yield Link("lstm", (*BUILDERS, OUTER, "PS in shards", "Pipeline 1F1B"), rate=rate)
 
 
 def compare_link(link: Link, length: Length) -> list[Result]:
