@@ -180,8 +180,8 @@ def digest_of_strategy(strategy: strategy_pb2.Strategy) -> str:
 
 def _log_lost(about: Mapping[str, Any], why: str) -> None:
     log.warning(
-        "the residuals that compressors kept for the gradients of %s, or the copies and momentum of local steps, are "
-        "not restored: %s. They start at zero, or at the saved values, which loses what one step had left out, or the "
+        "the residuals of compressors, or the copies and momentum of local steps, for the gradients of %s are not "
+        "restored: %s. They start at zero, or at the saved values, which loses what one step had left out, or the "
         "steps since the last outer step.", listed(about.get("inexact", [])), why, extra=ALIKE_EVERYWHERE,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ ROUND_TRIPS = (0.0, 0.02, 0.2)
 RATES = (10, 100, 1000)
 """Mbit/s."""
 BUILDERS = ("AllReduce", "PS", "PartitionedPS", "ShardedAllReduce", "Parallax")
-OUTER = "DiLoCo of 4 steps"
+OUTER = "DiLoCo of 6 steps"
 """As many steps as count in a turn, so that each turn has one outer step."""
 FASTEST = 10_000
 """Mbit/s; no step is measured at this rate, at which the relay itself is the limit."""

@@ -25,7 +25,7 @@ PASSES = 4
 OPTIONS = {
     "Pipeline 1F1B": {"builder": "Pipeline", "schedule": "1F1B", "micro_batches": 8},
     "PS in shards": {"builder": "PS", "max_shards": None},
-    "DiLoCo of 4 steps": {"builder": "DiLoCo", "local_steps": 4},
+    "DiLoCo of 6 steps": {"builder": "DiLoCo", "local_steps": 6},
     "AllReduce in small groups": {"builder": "AllReduce", "chunk_size": 8},
     "FSDP without prefetch": {"builder": "FSDP", "prefetch": 0},
     "Mesh": {

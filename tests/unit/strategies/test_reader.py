@@ -248,7 +248,8 @@ def test_zero_and_false_are_told_apart(refusal):
         ),
         (
             "{synchronizer: AllReduce, ownr: 1}",
-            "has no option ownr. Its options are group, all_reduce_spec, compressor, partition.",
+            "has no option ownr. Its options are group, all_reduce_spec, compressor, local_steps, outer_learning_rate, "
+            "outer_momentum, partition.",
         ),
         (
             "{synchronizer: AllReduce, staleness: 2}",
