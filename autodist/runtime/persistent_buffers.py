@@ -65,7 +65,11 @@ class PersistentBuffers:
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
-        """Shape and dtype of each buffer, by its name in TensorFlow on this worker."""
+        """Shape and dtype of each buffer, by its name in TensorFlow on this worker.
+
+        The buffers then have the values of the restored checkpoint, or what steps since have made of them.
+        """
+        self._restore_awaited()
         return {name: tf.TensorSpec(buffer.shape, buffer.dtype) for name, buffer in self._buffers.items()}
 
     @property
@@ -92,13 +96,14 @@ class PersistentBuffers:
                 buffer.session.run(buffer.initializer)
         self._to_restore = set(self._buffers)
 
-    def restore_awaited(self) -> None:
-        """Restores the buffers that have a value in the checkpoint, once; called before each step."""
-        if not self._to_restore:
-            return
-        names, self._to_restore = self._to_restore, set()
-        if self._awaited is not None:
-            self._restore(self._awaited, {name: self._buffers[name] for name in names})
+    def begin_step(self) -> None:
+        """Restores the buffers that have a value in the checkpoint, unless a step has begun since."""
+        self._restore_awaited()
+        self._to_restore.clear()
+
+    def _restore_awaited(self) -> None:
+        if self._to_restore and self._awaited is not None:
+            self._restore(self._awaited, {name: self._buffers[name] for name in self._to_restore})
 
     def _restore(self, saved: Saved, among: Mapping[str, _Buffer]) -> None:
         for name in sorted(saved.keys.keys() & among.keys()):

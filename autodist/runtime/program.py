@@ -17,6 +17,7 @@ from autodist.graph.inboxes import inboxes_of
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenSharesRequired
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, ReplicatedStep, Step
+from autodist.logs.quiet import quiet_tensorflow
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.heaps import collect_and_trim, trim_heaps, unmap_freed_blocks
 from autodist.runtime.repeated import StepTensors, can_repeat, repeated
@@ -124,7 +125,7 @@ class Program:
             EmptyBatchError: no worker has examples; raised on all workers.
             UnevenBatchError: the step needs the same number of examples on every replica, and the run found others.
         """
-        self._buffers.restore_awaited()
+        self._buffers.begin_step()
         if self._update is not None:
             self._updates.release(self._update)
         run = self._run
@@ -153,10 +154,12 @@ class Program:
             EmptyBatchError: no worker has examples.
             UnevenBatchError: the step needs the same number of examples on every replica, and the run found others.
         """
-        self._buffers.restore_awaited()
-        if len(batches) not in self._repeated:
-            self._repeated[len(batches)] = repeated(self._graph_runner, self._parts, len(batches))
-        return self._call(self._repeated[len(batches)], batches, examples, all_examples)
+        self._buffers.begin_step()
+        count, is_first = len(batches), len(batches) not in self._repeated
+        with quiet_tensorflow(is_first):
+            if is_first:
+                self._repeated[count] = repeated(self._graph_runner, self._parts, count)
+            return self._call(self._repeated[count], batches, examples, all_examples)
 
     def _call(
         self, run: Callable[..., Any], batches: Sequence[Sequence[Any]], examples: int, all_examples: int

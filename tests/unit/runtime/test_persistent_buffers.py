@@ -44,6 +44,7 @@ def test_a_memory_that_comes_after_the_restore_begins_with_what_was_saved(graph_
     graph_runners.persistent_buffers.resume(saved)
     assert graph_runners.persistent_buffers.awaited == ["a", "b"]
     a, c = begin(graph_runners, "a", [2]), begin(graph_runners, "c", [1])
+    graph_runners.persistent_buffers.begin_step()
     assert graph_runners.control.session.run([a, c])[0].tolist() == [1.0, 2.0]
     assert graph_runners.control.session.run(c).tolist() == [0.0]
     assert graph_runners.persistent_buffers.awaited == ["b"]
@@ -61,4 +62,27 @@ def test_a_restore_in_the_middle_gives_what_was_saved_and_lets_the_rest_begin_an
             write = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.ones(shape, tf.float64))
         graph_runners.control.session.run(write)
     graph_runners.persistent_buffers.resume(saved)
+    graph_runners.persistent_buffers.begin_step()
     assert graph_runners.control.session.run([b, c]) == [[[3.0]], [0.0]]
+
+
+def test_a_copy_that_is_set_after_the_restore_gets_its_saved_value_before_the_next_step_and_before_a_save(
+    graph_runners, saved
+):
+    with graph_runners.control.graph.as_default():
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[2], shared_name="a")
+        read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
+        setting = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([2], tf.float64))
+    graph_runners.initialize(graph_runners.control, {"kept/a": handle.op.name})
+    buffers, session = graph_runners.persistent_buffers, graph_runners.control.session
+    buffers.resume(saved)
+    session.run(setting)
+    assert set(buffers.specs) == {"a"}  # for a save
+    assert session.run(read).tolist() == [1.0, 2.0]
+    session.run(setting)
+    buffers.begin_step()
+    assert session.run(read).tolist() == [1.0, 2.0]
+    session.run(setting)  # by the step
+    assert set(buffers.specs) == {"a"}
+    buffers.begin_step()
+    assert session.run(read).tolist() == [0.0, 0.0]

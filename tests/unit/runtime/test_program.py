@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -75,3 +77,16 @@ def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(graph_ru
     step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         step.run([np.full(2, np.nan, np.float32)], 2)
+
+
+def test_lines_of_tensorflow_are_hidden_when_repeated_steps_are_prepared(graph_runners, monkeypatch):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None], name="x")
+        tf.reduce_sum(x, name="y")
+    item = CapturedStep(graph.as_graph_def(), inputs={"x:0": 0}, outputs=("y:0",))
+    step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
+    hidden = []
+    monkeypatch.setattr(module, "quiet_tensorflow", lambda when: hidden.append(when) or contextlib.nullcontext())
+    for count in (2, 2, 3):
+        assert step.repeat([[np.ones(4, np.float32)]] * count, 4) == [4.0]
+    assert hidden == [True, False, True]
