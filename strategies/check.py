@@ -161,4 +161,9 @@ def _lacking(way: str, resource_spec: ResourceSpec) -> str | None:
             f"NCCL, which needs a GPU for every replica, but {others[0].worker.name} has "
             f"one on {others[0].device}; use all_reduce_spec SHUFFLE, or a GPU for it."
         )
+    if resource_spec.encrypt:
+        return (
+            f"{way}, and `encrypt: {resource_spec.encrypt}` carries only what goes from server to server: TensorFlow's "
+            "collectives choose their connections themselves. Use all_reduce_spec SHUFFLE, or remove `encrypt`."
+        )
     return None

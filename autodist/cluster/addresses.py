@@ -46,6 +46,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def resolved(host: str) -> list[str]:
+    """Returns the IP addresses of a name or an address; none if this machine cannot resolve it."""
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [str(entry[4][0]).partition("%")[0] for entry in entries]
+
+
 def unresolved(hosts: Iterable[str], limit: float = _RESOLVE_LIMIT) -> dict[str, str]:
     """Returns the names that this machine cannot resolve, with the reason for each.
 

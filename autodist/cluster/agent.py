@@ -21,6 +21,8 @@ from types import FrameType
 from typing import BinaryIO
 
 from autodist.cluster.addresses import unresolved
+from autodist.cluster.firewall import FirewallError, why_not_permitted
+from autodist.cluster.interfaces import interface_addresses
 from autodist.cluster.launch import LaunchedScript
 from autodist.cluster.ports import ReservedPort, reserve_port
 from autodist.cluster.protocol import (
@@ -166,7 +168,11 @@ class Agent:
 
     def _start(self, start: Start) -> None:
         assert self._reserved_port is not None, "Facts with a port come before Start"
-        self._script = LaunchedScript(start, self._reserved_port, self._stop_timeout, self.send, self._ended.set)
+        try:
+            self._script = LaunchedScript(start, self._reserved_port, self._stop_timeout, self.send, self._ended.set)
+        except FirewallError as error:  # it could be set at the inspection
+            self.send(Lost(str(error)))
+            self._ended.set()
         self._on_preempt = start.membership.on_preempt
 
     def _answer_for(self, script: LaunchedScript) -> None:
@@ -191,6 +197,12 @@ def find_facts(inspect: Inspect) -> tuple[Facts, ReservedPort | None]:
         )
     elif inspect.script is not None and not os.path.isfile(inspect.script):
         problems.append(f"the script {inspect.script} is not there; copy it there, or share its folder")
+    no_firewall = None
+    if inspect.sets_firewall:
+        try:
+            no_firewall = why_not_permitted()
+        except FirewallError as error:
+            problems.append(str(error))
     port = None if reserved_port is None else reserved_port.port
     facts = Facts(
         platform.python_version(),
@@ -201,6 +213,8 @@ def find_facts(inspect: Inspect) -> tuple[Facts, ReservedPort | None]:
         installed_versions(inspect.packages),
         inspect.script and content_digest(inspect.script),
         unresolved(inspect.hosts),
+        tuple(address.partition("/")[0] for _, address in interface_addresses()),
+        no_firewall,
     )
     return facts, reserved_port
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from autodist.cluster.addresses import check_reach, host_and_port
+from autodist.cluster.addresses import check_reach
 from autodist.cluster.agent import find_facts
 from autodist.cluster.failure import Ending, choose_cause
 from autodist.cluster.ports import ReservedPort
@@ -29,6 +29,7 @@ from autodist.cluster.protocol import (
     Stop,
 )
 from autodist.cluster.script import Script
+from autodist.cluster.server_network import ServerNetwork
 from autodist.cluster.stalls import SAME_STEPS
 from autodist.cluster.worker_connection import WorkerConnection, WorkerGroup
 from autodist.errors import ClusterError, WorkerFailedError
@@ -97,14 +98,15 @@ class Coordinator:
         self._cause: WorkerFailedError | None = None
         self._is_reported = False
         self._reserved_port: ReservedPort | None = None
-        self._addresses: tuple[str, ...] = ()
+        self._network = ServerNetwork(spec, self._changed, self._note_lost)
+        self._lost: list[Ending] = []
         self._sending = threading.Lock()  # worker clients receive messages in order, and after `Start`
         self._deferred: list[Message] = []
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """ "host:port" of every worker's server, by the worker's index; available after `prepare`."""
-        return self._addresses
+        """ "host:port" of every worker's server as the chief reaches it, by the worker's index, after `prepare`."""
+        return self._network.addresses_for(0)
 
     @property
     def reserved_port(self) -> ReservedPort:
@@ -138,14 +140,11 @@ class Coordinator:
             answers, own_facts = self._inspect()
             self._require_not_stopped()
             check_all(answers, replace(own_facts, digest=self._script.digest), self._script.file)
+            facts = [answer for answer in answers.values() if isinstance(answer, Facts)]
+            self._network.open(facts, self._environment, lambda: self._phase is _Phase.STOPPED)
         except BaseException:
             self.abort("the run could not be prepared")
             raise
-        self._addresses = tuple(
-            host_and_port(worker.node.address, answer.port)
-            for worker, answer in zip(self._workers, answers.values(), strict=True)
-            if isinstance(answer, Facts) and answer.port is not None
-        )
 
     def start(self, payload: bytes) -> None:
         """Starts the script on every other worker, and monitors the workers from now on.
@@ -158,12 +157,15 @@ class Coordinator:
         with self._sending:
             for worker, connection in zip(self._workers[1:], self._group.connections, strict=True):
                 limits = self._spec.stop_timeout, self._spec.silence_timeout
+                addresses = self._network.addresses_for(worker.index)
                 membership = Membership(
-                    worker.index, worker.name, self._addresses, payload, *limits, script.pickled_code, on_preempt
+                    worker.index, worker.name, addresses, payload, *limits, script.pickled_code, on_preempt
                 )
-                connection.send(Start(script.arguments, script.directory, dict(script.environment), membership))
+                environment, admitted = dict(script.environment), self._network.admitted_to(worker.index)
+                connection.send(Start(script.arguments, script.directory, environment, membership, admitted))
             self._group.send(*self._deferred)
             self._run()
+        self._network.warn_of_open_ports()
         if self._group.connections:
             threading.Thread(target=self._supervise, name="autodist-supervisor", daemon=True).start()
 
@@ -173,6 +175,7 @@ class Coordinator:
             self._phase = _Phase.RUNNING
             # Endings before the start count as failures from now on.
             self._endings.extend(connection.ending for connection in self._group.connections if connection.ending)
+            self._endings.extend(self._lost)
 
     def send_text(self, text: str) -> None:
         """Sends a text to every worker, for `WorkerClient.receive_text`, in order. May be called before `start`."""
@@ -322,7 +325,10 @@ class Coordinator:
         """Returns the facts of every worker's machine, by the worker's name, and those of the chief's machine."""
         file, directory = self._script.file, self._script.directory
         hosts = tuple(dict.fromkeys(worker.node.address for worker in self._workers))
-        requests = [Inspect(file, directory, worker.port, compared_packages(), hosts) for worker in self._workers]
+        requests = [
+            Inspect(file, directory, worker.port, compared_packages(), hosts, self._network.sets_firewall)
+            for worker in self._workers
+        ]
         self._group.request_facts(requests[1:])
         own_facts, self._reserved_port = find_facts(requests[0])
         answers = self._group.wait_for_facts(lambda: self._phase is _Phase.STOPPED)
@@ -337,6 +343,12 @@ class Coordinator:
                 self._endings.append(connection.ending)
             else:
                 _log.warning("%s was done; then its process %s.", connection.name, connection.ending.reason)
+
+    def _note_lost(self, worker: str, reason: str) -> None:
+        """Notes, under `_changed`, that the forwards to a worker's machine have ended."""
+        endings = self._lost if self._phase is _Phase.PREPARING else self._endings
+        if self._phase in (_Phase.PREPARING, _Phase.RUNNING):
+            endings.append(Ending(worker, reason, is_lost=True))
 
     def _note_leaving(self, worker: str) -> None:
         self.on_leaving(worker)
@@ -406,6 +418,7 @@ class Coordinator:
     def _close(self, shown_limit: float = _SHOWN_LIMIT) -> None:
         """Closes the connections, releases the chief's port, and writes the pending output."""
         self._group.close()
+        self._network.close()
         if self._reserved_port is not None:
             self._reserved_port.release()
         self._group.output.drain(shown_limit)

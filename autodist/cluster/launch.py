@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from autodist.cluster.firewall import Firewall
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
 from autodist.cluster.timeouts import Stopwatch, heartbeat_interval
@@ -40,6 +41,9 @@ class LaunchedScript:
         send: called with `Line`, `Joined`, `Progress`, `Leaving`, `Done` and, last, `Exited`, from several threads.
         on_exit: called when all messages have been sent.
 
+    Raises:
+        FirewallError: the firewall of the port cannot be set.
+
     Attributes:
         began: time of the start, by `time.monotonic`.
     """
@@ -53,6 +57,9 @@ class LaunchedScript:
         on_exit: Callable[[], None],
     ) -> None:
         self._send, self._on_exit = send, on_exit
+        # Held by the guard alone, which outlives the script and its server, however the agent ends.
+        self._firewall = None if start.admitted is None else Firewall(reserved_port.port, start.admitted)
+        held_by_guard = [] if self._firewall is None else [self._firewall.fileno()]
         self._heartbeat_interval = heartbeat_interval(start.membership.silence_timeout)
         self.began = time.monotonic()
         self._gone = Event()
@@ -74,11 +81,13 @@ class LaunchedScript:
             stderr=subprocess.PIPE,
             cwd=start.directory,
             env=environment,
-            pass_fds=(theirs.fileno(), reserved_port.fileno(), report_fd),
+            pass_fds=(theirs.fileno(), reserved_port.fileno(), report_fd, *held_by_guard),
             start_new_session=True,
         )
         theirs.close()
         os.close(report_fd)
+        if self._firewall is not None:
+            self._firewall.release()
         reserved_port.release()
         self._pumps = [self._run(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_script: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -146,6 +155,8 @@ class LaunchedScript:
                 self._stopped_check = self._stopped_check or StoppedProcessCheck(numbers[0])
         guard_status = self._guard.wait()
         status = numbers[1] if len(numbers) == 2 else self._end_unguarded(numbers, guard_status)
+        if self._firewall is not None:
+            self._firewall.wait_until_removed()
         self._gone.set()
         for pump in self._pumps:
             self._wait_for_last_lines(pump)

@@ -37,6 +37,10 @@ class ReservedPort:
         """Accepts connections, to check that other machines reach the port; not for a port of a later server."""
         self._socket.listen()
 
+    def share(self) -> None:
+        """Lets one program that sets SO_REUSEADDR listen at the port; for other processes it stays reserved."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
     def release(self) -> None:
         """Releases the port; call it right before the server binds. Further calls have no effect.
 
@@ -44,7 +48,7 @@ class ReservedPort:
         With SO_REUSEADDR a server can still bind: TensorFlow's servers set it, too, and a copy never listens.
         """
         if self._socket.fileno() >= 0:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.share()
         self._socket.close()
 
 

@@ -24,6 +24,16 @@ def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | N
     away = tuple(name for name, answer in answers.items() if isinstance(answer, Lost) and answer.is_away)
     gone = {name.rpartition(":")[0] for name in away}  # their names may not resolve any more
     rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer, chief, script, gone)]
+    _raise_faults(rows, away)
+
+
+def raise_lost(answers: Mapping[str, Lost]) -> None:
+    """Raises the errors of `check_all` for workers that could not be reached, by their names, if there are any."""
+    away = tuple(name for name, lost in answers.items() if lost.is_away)
+    _raise_faults([(name, lost.problem) for name, lost in answers.items()], away)
+
+
+def _raise_faults(rows: Sequence[tuple[str, str]], away: tuple[str, ...]) -> None:
     if not rows:
         return
     problem = "The run cannot start:\n" + table(rows)

@@ -95,6 +95,7 @@ class Inspect(Message):
         port: port for the worker's server, None for any free one.
         packages: names of packages to report the versions of.
         hosts: addresses of all workers.
+        sets_firewall: True if the run sets a firewall for the worker's port.
     """
 
     script: _Text | None
@@ -102,6 +103,7 @@ class Inspect(Message):
     port: int | None
     packages: tuple[_Text, ...] = ()
     hosts: tuple[_Text, ...] = ()
+    sets_firewall: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Facts(Message):
         packages: versions of the requested packages that are installed.
         digest: digest of the script's content; None if there is no script, or it cannot be read.
         unresolved: the hosts whose names cannot be resolved there, with the reasons.
+        interfaces: IP addresses of the machine, without loopback.
+        no_firewall: the reason that no firewall can be set there; None if it can, or if none was requested.
     """
 
     python: _Text
@@ -127,6 +131,8 @@ class Facts(Message):
     packages: Mapping[_Text, _Text] = field(default_factory=dict)
     digest: _Text | None = None
     unresolved: Mapping[_Text, _Text] = field(default_factory=dict)
+    interfaces: tuple[_Text, ...] = ()
+    no_firewall: _Text | None = None
 
 
 @dataclass(frozen=True)
@@ -138,12 +144,15 @@ class Start(Message):
         directory: working directory.
         environment: environment variables to add.
         membership: first message for the worker client.
+        admitted: IP addresses that may connect to the worker's server, in addition to the machine itself; None: no
+            firewall is set.
     """
 
     arguments: tuple[_Text, ...]
     directory: _Text
     environment: Mapping[_Text, _Text]
     membership: Membership
+    admitted: tuple[_Text, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,12 @@ _ALWAYS = (
 )
 
 
-def require_program(host: str) -> None:
+def require_program(host: str, setting: str = "transport: openssh") -> None:
     """Checks that OpenSSH's `ssh` is installed.
+
+    Args:
+        host: name of the machine, for messages.
+        setting: the line of the YAML that needs it.
 
     Raises:
         ClusterError: it is not installed.
@@ -42,8 +46,8 @@ def require_program(host: str) -> None:
     if not has_openssh():
         problem = "is not OpenSSH's" if shutil.which("ssh") else "is not installed here"
         raise ClusterError(
-            f"{host}: `transport: openssh` needs the `ssh` program, which {problem}; install OpenSSH's client "
-            "(`apt install openssh-client`), or remove `transport`"
+            f"{host}: `{setting}` needs the `ssh` program, which {problem}; install OpenSSH's client "
+            f"(`apt install openssh-client`), or remove `{setting.partition(':')[0]}`"
         )
 
 
@@ -97,6 +101,23 @@ def joining(line: Sequence[str], socket: str | None) -> list[str]:
     path = [] if socket is None else ["-S", socket]
     # If the connection accepts no more commands, the program would otherwise log in again, and perhaps prompt.
     return [program, "-o", "ProxyCommand=false", "-o", "ControlMaster=no", *path, *options]
+
+
+def forwarding(socket: str | None, to_machine: Sequence[tuple[int, int]], from_machine: Sequence[int]) -> list[str]:
+    """Returns the command that forwards ports of an existing connection, all on loopback.
+
+    It prints a line for each port of `from_machine`: the port that the other machine has chosen for it.
+
+    Args:
+        socket: socket of the connection.
+        to_machine: pairs of a port here and the port on the other machine to which it leads.
+        from_machine: ports here, each of which a port of the other machine leads to.
+    """
+    assert socket is not None, "the connection is not the user's"
+    there = [part for here, port in to_machine for part in ("-L", f"127.0.0.1:{here}:127.0.0.1:{port}")]
+    back = [part for here in from_machine for part in ("-R", f"127.0.0.1:0:127.0.0.1:{here}")]
+    # Without the user's configuration, whose own forwards would be requested as well. The host's name is not used.
+    return ["ssh", "-F", "none", "-S", socket, "-O", "forward", *there, *back, "--", "host"]
 
 
 def _of_settings(hop: Hop) -> list[str]:

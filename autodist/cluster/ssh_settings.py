@@ -1,4 +1,4 @@
-"""The SSH settings of one machine, the commands to run there, and the order of the relay that starts them."""
+"""The SSH settings of one machine, the commands to run there, and the orders of the relays that use them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from autodist.cluster.protocol import Message
 from autodist.cluster.stream_relay import RelayOrder
 
 if TYPE_CHECKING:
@@ -115,3 +116,31 @@ class SSHOrder(RelayOrder):
     module: tuple[str, ...]
     silence_timeout: float
     reach_timeout: float
+
+
+@dataclass(frozen=True)
+class ForwardOrder(RelayOrder):
+    """The order of a relay that forwards the ports between the chief's machine and another one.
+
+    Attributes:
+        settings: SSH settings of the other machine.
+        silence_timeout: seconds without a response after which the connection counts as lost.
+        to_machine: pairs of a port on the chief's machine and the port of a server there, to which it leads.
+        from_machine: ports on the chief's machine. For each, the other machine gets a port that leads to it.
+    """
+
+    settings: SSHSettings
+    silence_timeout: float
+    to_machine: tuple[tuple[int, int], ...] = field(default=())
+    from_machine: tuple[int, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Forwarded(Message):
+    """Relay to coordinator: the ports are forwarded.
+
+    Attributes:
+        ports: for each of `from_machine`, the port on the other machine.
+    """
+
+    ports: tuple[int, ...]

@@ -128,6 +128,10 @@ class Relays:
         thread.start()
         self._threads.append(thread)
 
+    def send(self, index: int, message: Message) -> None:
+        """Sends a message to the chief, in place of a command that was not started."""
+        self._all_streams[index].send(encode(message))
+
     def fail(self, index: int, lost: Lost) -> None:
         """Reports that a command was not started."""
         self._all_streams[index].send(encode(lost))

@@ -142,7 +142,7 @@ def start_relay(
     """Starts a relay process; returns the process, and a channel to each command.
 
     Args:
-        kind: "ssh" or "rendezvous"; see `relay`.
+        kind: "ssh", "forwards" or "rendezvous"; see `relay`.
         order: its order; this function sets `channels`.
         count: number of commands.
         environment: environment variables of the relay; None for those of this process.

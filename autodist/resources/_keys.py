@@ -38,6 +38,8 @@ class YamlKeys(Timeouts):
     batch_norm: Literal["whole", "replica"] | None = Field(default=None, description="whole or replica")
     xla: Literal["auto", True, False] | None = Field(default=None, description="auto, true or false")
     shard: Literal["files"] | None = Field(default=None, description="files")
+    encrypt: Literal["ssh"] | None = Field(default=None, description="ssh")
+    firewall: Literal["auto", "none"] | None = Field(default=None, description="auto or none")
     max_restarts: int = Field(default=0, ge=0, le=MOST_RESTARTS, description=RESTARTS)
     min_nodes: int | None = Field(default=None, ge=1, description="a whole number from 1 to the number of nodes")
     sync: Sync | None = Field(default=None, description=SYNC)
@@ -146,6 +148,16 @@ class YamlKeys(Timeouts):
             raise Fault(
                 "it selects the SSH implementation, and `nodes: given` does not use SSH; allowed: no `transport`",
                 "transport",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_encrypt(self) -> Self:
+        if self.is_given and self.encrypt is not None:
+            raise Fault(
+                "SSH carries the traffic between workers then, and `nodes: given` does not use SSH; allowed: no "
+                "`encrypt`; use a private network between the machines, such as WireGuard",
+                "encrypt",
             )
         return self
 

@@ -45,6 +45,9 @@ class ResourceSpec(YamlKeys):
             script requests.
         shard: "files" if each worker reads its own files, so that batches are not those of one device; None: all
             workers read all files.
+        encrypt: "ssh" if SSH carries the traffic between the workers; None: it goes from server to server.
+        firewall: "auto" if the run admits only its own machines to the ports of its servers; "none" or None: it sets
+            no firewall.
         max_restarts: the number of times that all workers may restart after one of them was lost.
         min_nodes: number of nodes needed for a restart; unreachable nodes are left out. None: all.
         sync: the folder that is copied to the machines; None: they already have the script.
@@ -191,6 +194,8 @@ class ResourceSpec(YamlKeys):
             "batch_norm",
             "xla",
             "shard",
+            "encrypt",
+            "firewall",
             "max_restarts",
             "min_nodes",
             "sync",

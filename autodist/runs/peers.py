@@ -206,7 +206,8 @@ class Peers:
             StallWatch(coordinator, self._spec.workers[0].name, self._progress, limits)
             # Timed from here, not from the launch: a script may take long to reach its first step.
             try:
-                wait_until_listening(coordinator.addresses, self._spec.start_timeout, coordinator.require_starting)
+                check = coordinator.require_starting
+                wait_until_listening(coordinator.addresses, self._spec.start_timeout, check, self._names)
             except WorkerFailedError as failure:
                 raise self._without_traceback(failure) from None
             finally:
@@ -220,8 +221,13 @@ class Peers:
         worker_client.wait_for_chief()
         self.note_missed_text()
         # Longer than the chief, which reports the late worker.
-        wait_until_listening(worker_client.addresses, self._spec.start_timeout + self._spec.cause_timeout)
+        limit = self._spec.start_timeout + self._spec.cause_timeout
+        wait_until_listening(worker_client.addresses, limit, names=self._names)
         return server
+
+    @property
+    def _names(self) -> list[str]:
+        return [worker.name for worker in self._spec.workers]
 
     def _progress(self) -> Progress:
         """Returns the state of this worker's script."""

@@ -182,6 +182,10 @@ class NamespaceHosts(Hosts):
     def chief_command(self, command: list[str]) -> list[str]:
         return self._in_namespace(0, command)
 
+    def command_on_switch(self, command: list[str]) -> list[str]:
+        """Returns the command that runs `command` where all packets between the machines pass."""
+        return ["ip", "netns", "exec", f"{self._tag}-switch", *command]
+
     def cut(self, host: Host) -> None:
         self._set_link(host, "down")
 

@@ -90,7 +90,8 @@ def check_all_machines(
         for check in checks:
             check.open(connections)
         checked = list(pool.map(_MachineCheck.run, checks))
-        addresses = tuple(address for one in checked for address in one.addresses)
+        # With `encrypt`, no machine connects to a port of another one.
+        addresses = () if spec.encrypt else tuple(address for one in checked for address in one.addresses)
         show("trying the ports from each machine to each")
         return list(pool.map(lambda check, one: check.reach(one, addresses), checks, checked))
 
@@ -103,7 +104,12 @@ class _MachineCheck:
         self._workers = tuple(worker for worker in spec.workers if worker.node == node)
         ports = tuple(worker.port for worker in self._workers)
         self._request = MachineRequest(
-            script=script, directory=directory, ports=ports, packages=PACKAGES, counts_gpus=bool(node.gpus)
+            script=script,
+            directory=directory,
+            ports=ports,
+            packages=PACKAGES,
+            counts_gpus=bool(node.gpus),
+            sets_firewall=spec.firewall == "auto",
         )
         self._connection: ProbeConnection | None = None
 

@@ -6,13 +6,14 @@ TensorFlow's servers listen on all interfaces, whatever address a cluster names,
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Iterable, Sequence
 
 import pydantic
 
 from autodist.cli.checking.check_machines import CheckedMachine
-from autodist.cluster.addresses import is_loopback
+from autodist.cluster.addresses import is_loopback, resolved
+from autodist.cluster.firewall import commands_to_drop
+from autodist.resources import ResourceSpec
 
 ANY_FREE_PORT = "20000-31999"
 """The range of ports used if the YAML names none (`autodist.cluster.ports`)."""
@@ -42,16 +43,24 @@ class Exposure(pydantic.BaseModel):
         return f"port{'s' if '-' in self.ports else ''} {self.ports}: open on {where} to anyone.{warning}"
 
 
-def exposure_of(checked: CheckedMachine, others: Iterable[CheckedMachine]) -> Exposure | None:
-    """Returns the open ports of a machine; None if it was not reached, or is alone with one worker, without a server.
+def exposure_of(
+    checked: CheckedMachine, others: Iterable[CheckedMachine], spec: ResourceSpec | None = None
+) -> Exposure | None:
+    """Returns the open ports of a machine.
+
+    None if it was not reached, if it is alone with one worker, without a server, or if the run sets its firewall.
 
     Args:
         checked: the check of the machine.
         others: the checks of the other machines.
+        spec: the machines, with the keys `encrypt` and `firewall`; None: without these keys.
     """
     others = list(others)
     if checked.machine is None or (len(checked.workers) == 1 and not others):
         return None
+    if spec is not None and spec.firewall == "auto" and checked.machine.facts.no_firewall is None:
+        return None
+    admitted = [] if spec is not None and spec.encrypt else [other.name for other in others]
     interfaces = checked.machine.hardware.interfaces
     ports = _ports(checked)
     return Exposure(
@@ -59,7 +68,7 @@ def exposure_of(checked: CheckedMachine, others: Iterable[CheckedMachine]) -> Ex
         ports=ports,
         open_to=tuple(f"{interface.address} ({interface.name})" for interface in interfaces),
         is_public=any(ipaddress.ip_interface(interface.address).is_global for interface in interfaces),
-        commands=tuple(_commands(ports, [other.name for other in others])),
+        commands=tuple(_commands(ports, admitted)),
     )
 
 
@@ -72,29 +81,6 @@ def _ports(checked: CheckedMachine) -> str:
 
 
 def _commands(ports: str, others: Sequence[str]) -> list[str]:
-    """Returns commands that drop connections to the ports from anywhere else.
-
-    The machine's own workers connect to one another over `lo`, whatever address they use.
-    """
-    base = f'nft add rule inet filter input iifname != "lo" tcp dport {ports}'
+    """Returns commands that drop connections to the ports from anywhere else; a name without an address stays."""
     others = [other for other in others if not is_loopback(other)]
-    if not others:
-        return [f"{base} drop"]
-    known = {other: _resolved(other) for other in others}
-    lost = [other for other, addresses in known.items() if not addresses]
-    flat = [address for addresses in known.values() for address in addresses]
-    commands = []
-    for family, selector, version in (("ipv4", "ip saddr", 4), ("ipv6", "ip6 saddr", 6)):
-        allowed = sorted({str(address) for address in flat if address.version == version})
-        allowed += lost if version == 4 else []  # the user must replace a name that cannot be resolved here
-        admits = f"{selector} != {{ {', '.join(allowed)} }}" if allowed else f"meta nfproto {family}"
-        commands.append(f"{base} {admits} drop")
-    return commands
-
-
-def _resolved(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    try:
-        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
+    return commands_to_drop(ports, [str(address) for other in others for address in resolved(other) or [other]])

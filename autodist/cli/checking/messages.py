@@ -21,6 +21,7 @@ class MachineRequest(Message, kind="look"):
         directory: its working directory, if it is known.
         packages: the packages whose versions are requested.
         counts_gpus: True to count GPUs with TensorFlow, which takes seconds.
+        sets_firewall: True if the run sets a firewall.
     """
 
     ports: tuple[int | None, ...]
@@ -28,6 +29,7 @@ class MachineRequest(Message, kind="look"):
     directory: str | None = None
     packages: tuple[str, ...] = ()
     counts_gpus: bool = False
+    sets_firewall: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,12 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
-import fcntl
-import ipaddress
 import math
 import os
 import queue
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -44,6 +41,7 @@ from autodist.cluster.addresses import split_host_and_port
 from autodist.cluster.agent import Agent, find_facts, take_streams
 from autodist.cluster.environments.local_facts import query_gpus
 from autodist.cluster.environments.memory import MachineMemory
+from autodist.cluster.interfaces import interface_addresses
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Inspect, Message, ProtocolError, decode
 
@@ -92,7 +90,8 @@ class Probe(Agent):
 
     def _inspect(self, request: MachineRequest) -> MachineAnswer:
         directory = request.directory or os.sep
-        found = [find_facts(Inspect(request.script, directory, port, request.packages)) for port in request.ports]
+        about = Inspect(request.script, directory, None, request.packages, (), request.sets_firewall)
+        found = [find_facts(replace(about, port=port)) for port in request.ports]
         for _, reserved in found:
             if reserved is not None:
                 reserved.listen()  # so that other machines can test the connection
@@ -141,7 +140,6 @@ _DRIVER_LIMIT, _TENSORFLOW_LIMIT = 20.0, 60.0
 """Seconds; a driver that hangs must not hang the check."""
 
 _CGROUP = Path("/sys/fs/cgroup")
-_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
 
 def find_hardware(directory: str) -> Hardware:
@@ -159,7 +157,7 @@ def find_hardware(directory: str) -> Hardware:
         disk=disk,
         disk_free=disk_free,
         gpus=tuple(_gpus()),
-        interfaces=tuple(_interfaces()),
+        interfaces=tuple(Interface(name=name, address=address) for name, address in interface_addresses()),
     )
 
 
@@ -203,32 +201,6 @@ def _gpus() -> Iterator[GPU]:
     for line in query_gpus("memory.total,name", _DRIVER_LIMIT):
         memory, _, name = line.partition(", ")
         yield GPU(name=name.strip(), memory=int(memory) * 1024**2 if memory.strip().isdecimal() else 0)
-
-
-def _interfaces() -> Iterator[Interface]:
-    for _, name in socket.if_nameindex():
-        if name == "lo":
-            continue
-        address = _address_of(name)
-        if address is not None:
-            yield Interface(name=name, address=address)
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, _, length, _, _, name = line.split()
-            found = ipaddress.ip_interface((int(digits, 16).to_bytes(16, "big"), int(length, 16)))
-            if name != "lo" and not found.ip.is_link_local:
-                yield Interface(name=name, address=str(found))
-
-
-def _address_of(interface: str) -> str | None:
-    """Returns the first IPv4 address of an interface; None if it has none."""
-    request = struct.pack("256s", interface.encode())
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, contextlib.suppress(OSError):
-        address, mask = (
-            socket.inet_ntoa(fcntl.ioctl(any_socket, what, request)[20:24]) for what in (_SIOCGIFADDR, _SIOCGIFNETMASK)
-        )
-        return str(ipaddress.ip_interface(f"{address}/{mask}"))
-    return None
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def report_of(spec: ResourceSpec, machines: Sequence[CheckedMachine], script: st
         script: path of the script, if one was named.
         measured: their links.
     """
-    exposure = (exposure_of(one, [other for other in machines if other is not one]) for one in machines)
+    exposure = (exposure_of(one, [other for other in machines if other is not one], spec) for one in machines)
     return Report(
         cluster=spec.file or "",
         machines=tuple(_machine(spec, one, machines, script) for one in machines),
@@ -206,6 +206,8 @@ def notes_of(checked: CheckedMachine, takes_any_key: bool = False) -> Iterator[s
             f"its clock is {abs(checked.clock.ahead):.1f} s {side} the chief's; training does not depend on it, but "
             "dates of files and logs do: run an NTP service (chrony, systemd-timesyncd) there"
         )
+    if checked.machine is not None and checked.machine.facts.no_firewall is not None:
+        yield f"`firewall: auto` sets no firewall there: {checked.machine.facts.no_firewall}"
     if checked.machine is not None and 0 < checked.machine.hardware.disk_free < _LITTLE_DISK:
         yield "less than 1 GiB is free on the disk where the script runs"
 

@@ -31,6 +31,8 @@ class KeptChoices:
     def __init__(self, resumed: Mapping[str, Any], spec: ResourceSpec, auto: Auto | None) -> None:
         self._earlier: Sequence[Mapping[str, Any]] = resumed.get(CHOICES, ())
         self._about = {"machines": str(graph_config(spec)), "builder": str(auto), "xla": spec.xla}
+        if spec.encrypt:  # the links have other speeds then
+            self._about["encrypt"] = spec.encrypt
         self._made: list[dict[str, Any]] = []
 
     def next_for(self, step: CapturedStep) -> bytes:

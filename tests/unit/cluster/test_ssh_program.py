@@ -127,6 +127,8 @@ def test_without_the_program_the_fix_is_reported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ssh_program.shutil, "which", lambda name: found)
     with pytest.raises(ClusterError, match=rf"^lab: .*{said}; install OpenSSH's client .*or remove `transport`"):
         require_program("lab")
+    with pytest.raises(ClusterError, match=rf"^lab: `encrypt: ssh` needs .*{said}; install .*, or remove `encrypt`$"):
+        require_program("lab", "encrypt: ssh")
 
 
 def test_the_transport_of_a_group_goes_before_the_clusters() -> None:

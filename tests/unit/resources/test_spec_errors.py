@@ -13,8 +13,9 @@ from autodist.resources import ResourceSpec
 from tests.unit.resources.faults import HEAD, NODE, Fault, assert_is_told, read
 
 KEYS = (
-    "answer_timeout, batch, batch_norm, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, end_timeout, "
-    "join_timeout, max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, stall_timeout, "
+    "answer_timeout, batch, batch_norm, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, encrypt, "
+    "end_timeout, firewall, join_timeout, max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, "
+    "stall_timeout, "
     "start_timeout, stop_timeout, strategy, sync, transport, xla"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
@@ -130,6 +131,15 @@ SHAPE = {
     "shard": (HEAD + "shard: batches\n", 3, "shard", '"batches" is not allowed; allowed: files'),
     "xla": (HEAD + "xla: always\n", 3, "xla", '"always" is not allowed; allowed: auto, true or false'),
     "xla as a number": (HEAD + "xla: 2\n", 3, "xla", "2 is not allowed; allowed: auto, true or false"),
+    "encrypt": (HEAD + "encrypt: tls\n", 3, "encrypt", '"tls" is not allowed; allowed: ssh'),
+    "encrypt of given": (
+        "nodes: given\nencrypt: ssh\n",
+        2,
+        "encrypt",
+        "SSH carries the traffic between workers then, and `nodes: given` does not use SSH; allowed: no `encrypt`; "
+        "use a private network",
+    ),
+    "firewall": (HEAD + "firewall: yes\n", 3, "firewall", "true is not allowed; allowed: auto or none"),
     "batch_norm": (HEAD + "batch_norm: all\n", 3, "batch_norm", '"all" is not allowed; allowed: whole or replica'),
     "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
 }

@@ -235,6 +235,15 @@ def test_a_collective_beside_another_way_is_refused_also_on_gpus(check, cluster,
         check(*nodes, machines=cluster(kind="gpus"))
 
 
+@pytest.mark.parametrize("spec", ["RING", "NCCL"])
+def test_a_collective_is_refused_if_ssh_carries_the_traffic(check, cluster, spec):
+    machines = cluster(kind="gpus").model_copy(update={"encrypt": "ssh"})
+    nodes = [all_reduce_node("a", 0, spec), all_reduce_node("b", 0, spec)]
+    with pytest.raises(StrategyError, match=f"a is reduced by {spec}, and `encrypt: ssh` carries only .*or remove `en"):
+        check(*nodes, machines=machines)
+    check(all_reduce_node("a"), all_reduce_node("b"), machines=machines)
+
+
 def test_nccl_passes_with_a_gpu_for_every_replica(check, cluster):
     check(all_reduce_node("a", 0, "NCCL"), all_reduce_node("b", 0, "NCCL"), machines=cluster(kind="gpus"))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from autodist.cli.checking.exposure import exposure_of
 from autodist.cli.checking.messages import Interface
 from autodist.resources import ResourceSpec
-from tests.unit.cli.checking.fakes import HARDWARE, found, lost
+from tests.unit.cli.checking.fakes import HARDWARE, THREE, found, lost
 
 BASE = 'nft add rule inet filter input iifname != "lo" tcp dport '
 
@@ -40,6 +40,15 @@ def test_of_a_machine_alone_with_several_workers_all_is_closed() -> None:
     exposure = exposure_of(found(0, free), [])
     assert exposure is not None
     assert exposure.commands == (BASE + "20000-31999 drop",)
+
+
+def test_what_the_run_closes_by_itself_is_not_exposed() -> None:
+    keys = {"firewall": "auto", "encrypt": "ssh"}
+    spec = THREE.model_copy(update=keys)
+    assert exposure_of(found(0), [found(1)], spec) is None
+    without_root = exposure_of(found(0, no_firewall="no root"), [found(1)], spec)
+    assert without_root is not None
+    assert without_root.commands == (BASE + "15000 drop",)
 
 
 def test_a_worker_alone_opens_nothing() -> None:

@@ -95,6 +95,10 @@ def test_little_disk_and_a_host_key_that_is_not_checked_are_worth_a_word() -> No
     ]
 
 
+def test_a_firewall_that_cannot_be_set_is_worth_a_word() -> None:
+    assert list(notes_of(found(no_firewall="no root"))) == ["`firewall: auto` sets no firewall there: no root"]
+
+
 def test_links_are_measured_between_machines_without_a_fault_if_the_chief_is_one() -> None:
     assert [one.name for one in usable([found(0), lost(1, "refused"), found(2)], None)] == ["10.0.0.1", "10.0.0.3"]
     assert usable([found(0, problems=("port 15000 is taken",)), found(1), found(2)], None) == []
