@@ -2,7 +2,8 @@
 
     python scripts/bench.py                                 # everything; some fifteen minutes on two cores
     python scripts/bench.py --only mirrored --model mlp
-    python scripts/bench.py --only links                    # slow links, which are not part of everything; ten minutes
+    python scripts/bench.py --only links                    # slow links, which are not part of everything; 20 minutes
+    python scripts/bench.py --only encryption               # the part of it that compares `encrypt: ssh` with none
     python scripts/bench.py --only frameworks               # JAX and PyTorch in environments of their own; half an hour
     python scripts/bench.py --only auto                     # the choices of Auto, against all builders; two hours
     python scripts/bench.py --only paper --json paper.json  # keeps the results, for scripts/plots.py
@@ -26,13 +27,18 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import rich.console
 import rich.table
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))  # for the SSH servers of the tests
+
 from bench.auto import cells, compare_auto
 from bench.calls import compare_calls
 from bench.checkpoints import compare_checkpoints
 from bench.comparisons import GOAL, Result, compare, comparisons
+from bench.encryption import compare_encryption, encryptions
 from bench.first_step import compare_first_step
 from bench.growth import compare_giving, compare_planning, compare_reading, compare_rewriting_growth, compare_steps
 from bench.jobs import JobError, Length
@@ -59,10 +65,11 @@ GROUPS = {
     "growth": "the most it may take, or one of two workers",
     "paper": "two workers, on paper",
     "links": "MultiWorkerMirroredStrategy, 2 workers, a slow link",
+    "encryption": "the same without `encrypt`, 2 or 3 workers",
     "frameworks": "Keras on JAX, or PyTorch",
     "auto": "the best of the reference plans, or the measured time",
 }
-ON_REQUEST = ("links", "frameworks", "auto")
+ON_REQUEST = ("links", "encryption", "frameworks", "auto")
 """Groups that are not part of everything."""
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
@@ -141,17 +148,25 @@ def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
     for group, model, name, measure in single:
         if _is_selected(arguments, group, model):
             yield Measurement(name, measure)
-    if _is_selected(arguments, "links", "relay"):
-        yield Measurement("relay: a socket", compare_relay)
-    for link in links():
-        if _is_selected(arguments, "links", link.model):
-            yield Measurement(f"{link.model}: a link of {link}", lambda link=link: compare_link(link, length))
+    yield from _over_links(arguments, length)
     for cell in cells():
         if _is_selected(arguments, "auto", cell.model):
             yield Measurement(f"Auto: {cell}", lambda cell=cell: compare_auto(cell, length))
     for model in MEMORY_MODELS:
         if _is_selected(arguments, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])
+
+
+def _over_links(arguments: argparse.Namespace, length: Length) -> Iterator[Measurement]:
+    """Yields the measurements of "links", which include those of "encryption"."""
+    if _is_selected(arguments, "links", "relay"):
+        yield Measurement("relay: a socket", compare_relay)
+    for link in links():
+        if _is_selected(arguments, "links", link.model):
+            yield Measurement(f"{link.model}: a link of {link}", partial(compare_link, link, length))
+    for case in encryptions():
+        if any(_is_selected(arguments, group, case.model) for group in ("links", "encryption")):
+            yield Measurement(f"encrypt: ssh, {case}", partial(compare_encryption, case, length))
 
 
 def _is_selected(arguments: argparse.Namespace, group: str, model: str) -> bool:

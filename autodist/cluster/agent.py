@@ -24,7 +24,7 @@ from autodist.cluster.addresses import unresolved
 from autodist.cluster.firewall import FirewallError, why_not_permitted
 from autodist.cluster.interfaces import interface_addresses
 from autodist.cluster.launch import LaunchedScript
-from autodist.cluster.ports import ReservedPort, reserve_port
+from autodist.cluster.ports import ReservedPort, is_open_to_others, reserve_port
 from autodist.cluster.protocol import (
     ChiefText,
     ChiefWaits,
@@ -47,6 +47,7 @@ from autodist.cluster.protocol import (
 )
 from autodist.cluster.start import content_digest
 from autodist.cluster.timeouts import HeartbeatTimeout, heartbeat_interval
+from autodist.errors import ClusterError
 from autodist.versions import VERSION
 from autodist.waits import Event
 
@@ -169,8 +170,9 @@ class Agent:
     def _start(self, start: Start) -> None:
         assert self._reserved_port is not None, "Facts with a port come before Start"
         try:
+            _require_loopback(start.forwarded)
             self._script = LaunchedScript(start, self._reserved_port, self._stop_timeout, self.send, self._ended.set)
-        except FirewallError as error:  # it could be set at the inspection
+        except ClusterError as error:
             self.send(Lost(str(error)))
             self._ended.set()
         self._on_preempt = start.membership.on_preempt
@@ -182,6 +184,19 @@ class Agent:
     def _send_heartbeats(self, interval: float) -> None:
         while not self._ended.wait(interval):
             self.send(Heartbeat())
+
+
+def _require_loopback(ports: Iterable[int]) -> None:
+    """Checks that the SSH server listens for forwards on the loopback interface alone, as the chief requests.
+
+    Raises:
+        ClusterError: others could reach the servers of other machines through this machine.
+    """
+    if any(map(is_open_to_others, ports)):
+        raise ClusterError(
+            "its SSH server opens forwarded ports to other machines (`GatewayPorts yes`), so they would reach "
+            "the workers' servers; set `GatewayPorts no` in its sshd_config, or remove `encrypt`"
+        )
 
 
 def find_facts(inspect: Inspect) -> tuple[Facts, ReservedPort | None]:

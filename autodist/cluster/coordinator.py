@@ -161,8 +161,9 @@ class Coordinator:
                 membership = Membership(
                     worker.index, worker.name, addresses, payload, *limits, script.pickled_code, on_preempt
                 )
-                environment, admitted = dict(script.environment), self._network.admitted_to(worker.index)
-                connection.send(Start(script.arguments, script.directory, environment, membership, admitted))
+                access = self._network.admitted_to(worker.index), self._network.forwarded_to(worker.index)
+                environment = dict(script.environment)
+                connection.send(Start(script.arguments, script.directory, environment, membership, *access))
             self._group.send(*self._deferred)
             self._run()
         self._network.warn_of_open_ports()

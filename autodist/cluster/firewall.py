@@ -29,7 +29,7 @@ _POLL_INTERVAL = 0.02
 # the input of a command in the background to the null device unless it is redirected.
 _IN_BACKGROUND = 'exec 3<&0; "$0" -i <&3 3<&- >/dev/null &'
 
-NOT_PERMITTED = "its processes may not change the firewall there, which needs root"
+NOT_PERMITTED = "the run may not change the firewall there, which needs root"
 
 
 class FirewallError(ClusterError):

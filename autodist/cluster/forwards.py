@@ -112,6 +112,11 @@ class Forwards:
             raise
         return [self._seen_from(node, ports, at_chief) for node in self._nodes]
 
+    def ports_on(self, worker: int) -> tuple[int, ...]:
+        """Returns the ports on a worker's machine that its SSH server has opened."""
+        node = self._nodes[worker]
+        return () if node is None else self._ports_of(node)
+
     def close(self) -> None:
         """Ends all connections, and with them the forwards."""
         connections, stopwatch = list(self._connections.values()), Stopwatch()
@@ -123,6 +128,11 @@ class Forwards:
             connection.close()
         for reserved in list(self._reserved.values()):
             reserved.release()
+
+    def _ports_of(self, node: Node) -> tuple[int, ...]:
+        ports = self._connections[node.address].ports
+        assert ports is not None, "`open` has waited for them"
+        return ports
 
     def _order(self, node: Node, ports: Sequence[int], at_chief: Sequence[int]) -> ForwardOrder:
         settings = ssh_settings(self._spec, node)
@@ -139,7 +149,7 @@ class Forwards:
         """Returns the addresses of all servers on a machine; None: the chief's."""
         if node is None:
             return tuple(host_and_port(_LOOPBACK, port) for port in at_chief)
-        elsewhere = iter(self._connections[node.address].ports or ())
+        elsewhere = iter(self._ports_of(node))
         return tuple(
             host_and_port(_LOOPBACK, port if other == node else next(elsewhere))
             for other, port in zip(self._nodes, ports, strict=True)

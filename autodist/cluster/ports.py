@@ -155,6 +155,16 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
+def is_open_to_others(port: int) -> bool:
+    """Returns True if a socket of any process listens at a port on more than the loopback interface."""
+    for table, loopback in (("/proc/net/tcp", "0100007F"), ("/proc/net/tcp6", f"{0:024X}01000000")):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
+            if any(row[3] == _LISTENS and row[1].endswith(f":{port:04X}") and row[1][:-5] != loopback for row in rows):
+                return True
+    return False
+
+
 def holder_of(port: int) -> str:
     """Returns text about this user's process that listens on a port; "" if there is none."""
     inodes = set()

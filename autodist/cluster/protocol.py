@@ -146,6 +146,7 @@ class Start(Message):
         membership: first message for the worker client.
         admitted: IP addresses that may connect to the worker's server, in addition to the machine itself; None: no
             firewall is set.
+        forwarded: ports of the machine that lead to the servers of other machines.
     """
 
     arguments: tuple[_Text, ...]
@@ -153,6 +154,7 @@ class Start(Message):
     environment: Mapping[_Text, _Text]
     membership: Membership
     admitted: tuple[_Text, ...] | None = None
+    forwarded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,10 @@ class ServerNetwork:
             return None
         return self._admitted
 
+    def forwarded_to(self, worker: int) -> tuple[int, ...]:
+        """Returns the ports on a worker's machine that lead to the servers of other machines."""
+        return () if self._forwards is None else self._forwards.ports_on(worker)
+
     def warn_of_open_ports(self) -> None:
         """Logs the ports that other machines can reach, and the commands that close them."""
         open_ports = {worker.index for worker in self._spec.workers if self.admitted_to(worker.index) is None}
@@ -120,8 +124,10 @@ class ServerNetwork:
             for index in sorted(workers)
             for command in commands_to_drop(str(self._ports[index]), self._admitted)
         ]
-        reason = self._facts[min(workers)].no_firewall
-        return f"`firewall: auto` has set no firewall: {reason}. Run as root:\n  " + "\n  ".join(lines)
+        reason, fixed = self._facts[min(workers)].no_firewall, ""
+        if any(self._spec.workers[index].port is None for index in workers):
+            fixed = "Set `port` for the nodes, so that each run has the same ports. "
+        return f"`firewall: auto` has set no firewall there: {reason}. {fixed}Run as root:\n  " + "\n  ".join(lines)
 
     def _note_end(self, connection: ForwardConnection) -> None:
         assert connection.lost is not None, "it has ended"

@@ -45,6 +45,7 @@ class SSHOptions:
         identities_only: True if an agent's other keys are not offered.
         uses_agent: True if the keys of an agent are offered.
         control_path: socket of a connection that another program may have left open, with unexpanded tokens.
+        ciphers: the ciphers that OpenSSH offers, in order; empty if OpenSSH was not asked.
     """
 
     hostname: str
@@ -59,6 +60,7 @@ class SSHOptions:
     identities_only: bool
     uses_agent: bool
     control_path: str | None = None
+    ciphers: tuple[str, ...] = ()
 
 
 def read_options(host: str, username: str | None, port: int | None, jumps: Sequence[str] = ()) -> SSHOptions:
@@ -111,6 +113,7 @@ def read_options(host: str, username: str | None, port: int | None, jumps: Seque
         identities_only=_first_value(options, "identitiesonly", "no") == "yes",
         uses_agent=_first_value(options, "identityagent", "").lower() != "none",
         control_path=None if control.lower() == "none" else control,
+        ciphers=tuple(filter(None, _first_value(options, "ciphers", "").split(","))),
     )
 
 

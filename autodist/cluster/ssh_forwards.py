@@ -14,8 +14,8 @@ from typing import BinaryIO
 from autodist.cluster.protocol import Lost
 from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_keys import read_key
-from autodist.cluster.ssh_machine import retry_login
-from autodist.cluster.ssh_program import forwarding, require_program
+from autodist.cluster.ssh_machine import ONE_TRY, retry_login
+from autodist.cluster.ssh_program import fastest_cipher, forwarding, require_program
 from autodist.cluster.ssh_program_machine import ProgramMachine
 from autodist.cluster.ssh_program_output import text_of_output
 from autodist.cluster.ssh_route import find_route
@@ -72,6 +72,9 @@ class ForwardingMachine(ProgramMachine):
         if _PROHIBITED in login.output:
             return str(self._no_forward(login.output, ""))
         return None
+
+    def _line(self, connect_timeout: float = ONE_TRY) -> list[str]:
+        return [*super()._line(connect_timeout), *fastest_cipher(self._hops[0].options.ciphers)]
 
     def _no_forward(self, output: str, errors: str) -> ClusterError:
         taken = _TAKEN.search(output)

@@ -120,6 +120,15 @@ def forwarding(socket: str | None, to_machine: Sequence[tuple[int, int]], from_m
     return ["ssh", "-F", "none", "-S", socket, "-O", "forward", *there, *back, "--", "host"]
 
 
+def fastest_cipher(ciphers: Sequence[str]) -> list[str]:
+    """Returns the option that prefers AES-GCM among the ciphers of the user's configuration, if it has any.
+
+    Processors have instructions for it; OpenSSH's first choice takes twice the processor time for the same bytes.
+    """
+    by_speed = sorted(ciphers, key=lambda cipher: "-gcm@" not in cipher)
+    return ["-o", f"Ciphers={','.join(by_speed)}"] if by_speed else []
+
+
 def _of_settings(hop: Hop) -> list[str]:
     """Returns the options for the host's key and the user's keys."""
     settings, options = hop.settings, []

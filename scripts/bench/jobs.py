@@ -53,6 +53,7 @@ class Way:
         of_cores: the process uses one of this many parts of the cores; 1: all of them.
         delay: seconds that data takes between two workers, in each direction.
         rate: bytes per second between two workers, in each direction; 0: unlimited.
+        cluster: path of a YAML file of AutoDist's machines; "": this machine.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Way:
     of_cores: int = 1
     delay: float = 0
     rate: float = 0
+    cluster: str = ""
 
     @property
     def roles(self) -> list[tuple[str, int]]:
@@ -159,13 +161,22 @@ class Job:
             self._processes.append(process)
         self._answer()
 
+    @property
+    def leader(self) -> int:
+        """The id of the leading process."""
+        return self._processes[-1].pid
+
+    @property
+    def steps_of_turn(self) -> int:
+        return self._length.settling + self._length.steps
+
     def turn(self) -> None:
         """Runs the steps of one turn.
 
         Raises:
             JobError: it failed.
         """
-        steps, before = self._length.settling + self._length.steps, loopback_bytes()
+        steps, before = self.steps_of_turn, loopback_bytes()
         self._relayed_before = self._relayed_before or self._count_relayed()
         self._say(f"{steps}\n")
         self.seconds.append(json.loads(self._answer())[self._length.settling :])
@@ -221,6 +232,7 @@ class Job:
             "intra": self._intra, "inter": way.inter_threads, "warmup": length.warmup, "steps": length.in_turns,
             "limit": length.limit, "reports": self._folder, "bytes": way.sent_bytes,
             "of-cores": way.of_cores, "delay": way.delay, "rate": way.rate,
+            "cluster": way.cluster,
         }  # fmt: skip
         module = "bench.train_elsewhere" if way.name in PACKAGES else "bench.train"
         return [python_of(way.name), "-m", module, way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]

@@ -62,7 +62,8 @@ def _training(arguments: argparse.Namespace, task: Task) -> Training:
             return alone(task)
         case "autodist":
             apart = bool(arguments.delay or arguments.rate)
-            return autodist(task, arguments.workers, arguments.replicas, arguments.builder, apart)
+            about = arguments.replicas, arguments.builder, apart, arguments.cluster
+            return autodist(task, arguments.workers, *about)
         case "mesh":
             return mesh(task, arguments.workers, arguments.replicas, arguments.builder)
         case "dtensor":

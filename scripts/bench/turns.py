@@ -55,6 +55,7 @@ def parse_arguments(*ways: str) -> argparse.Namespace:
     parser.add_argument("--bytes", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--rate", type=float, default=0)
+    parser.add_argument("--cluster", default="")
     return parser.parse_args()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -66,9 +67,9 @@ def alone(task: Task) -> Training:
     return Training(lambda: float(step(*next(batches))))
 
 
-def autodist(task: Task, workers: int, replicas: int, builder: str, apart: bool = False) -> Training:
+def autodist(task: Task, workers: int, replicas: int, builder: str, apart: bool = False, cluster: str = "") -> Training:
     """Trains the same script with AutoDist's two lines: `replicas` on each of `workers` of this machine."""
-    ad = _autodist(workers, replicas, builder, apart)
+    ad = _autodist(workers, replicas, builder, apart, cluster)
     with ad.scope():
         step = ad.function(_replica_step(task, nullcontext(), task.batch))
     batches = parts(task, ad.worker_index, ad.num_workers)
@@ -109,11 +110,22 @@ def dtensor(task: Task, workers: int, index: int) -> Training:
     return Training(lambda: dense.step(*next(batches)), index == 0)
 
 
-def _autodist(workers: int, replicas: int, builder: str, apart: bool = False) -> Any:
-    """Makes the AutoDist of a way; `apart`: each worker is on a machine of its own, as for slow links."""
+def _autodist(workers: int, replicas: int, builder: str, apart: bool = False, cluster: str = "") -> Any:
+    """Makes the AutoDist of a way.
+
+    Args:
+        workers: number of workers.
+        replicas: the number of replicas of each.
+        builder: the builder of the strategy, or a key of `OPTIONS`.
+        apart: True if each worker is on a machine of its own, as for slow links.
+        cluster: path of a JSON file with other machines, "" for none. The chief reads it, with its strategy.
+    """
     from autodist import AutoDist, ResourceSpec
 
     strategy = OPTIONS.get(builder, {"builder": builder})
+    if cluster:
+        machines = json.loads(pathlib.Path(cluster).read_text())
+        return AutoDist(resource_spec=ResourceSpec.from_dict({**machines, "strategy": strategy}))
     if apart:
         nodes = [{"address": f"127.0.0.{k + 1}", "cpus": list(range(replicas)), "chief": not k} for k in range(workers)]
     else:

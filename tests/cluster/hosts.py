@@ -80,6 +80,10 @@ class Hosts(ABC):
     def mend(self, host: Host) -> None:
         """Undoes `cut`."""
 
+    def server_of(self, host: Host) -> int:
+        """Returns the process id of the SSH server of a host."""
+        return self._servers[host].pid
+
     def stop(self, host: Host) -> None:
         """Kills the SSH server of a host, with the connections that it serves."""
         _end(self._servers[host])

@@ -7,7 +7,7 @@ import pytest
 
 from autodist.cluster import addresses, ports
 from autodist.cluster.addresses import check_reach, host_and_port, is_loopback, split_host_and_port, unresolved
-from autodist.cluster.ports import leave_listening_to_this_process, reserve_port
+from autodist.cluster.ports import is_open_to_others, leave_listening_to_this_process, listen, reserve_port
 from autodist.errors import ClusterError
 
 
@@ -129,3 +129,11 @@ def test_names_are_tried_for_a_while_and_those_that_nobody_knows_are_reported(mo
         "no..name": "it is not a valid host name",
     }
     assert asked.count("10.0.0.1") == 1 and asked.count("booting") == 2
+
+
+@pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True), ("", True), ("::1", False)])
+def test_a_port_on_loopback_alone_is_not_open_to_others(host: str, is_open: bool) -> None:
+    with listen(host, 0) as listening:
+        port = listening.getsockname()[1]
+        assert is_open_to_others(port) == is_open
+    assert not is_open_to_others(port)

@@ -94,6 +94,8 @@ def test_with_encryption_each_machine_uses_its_own_ports_and_forwards(made: dict
     assert ports(0) == ports(1) == [15000, 15001, to[16000], to[16001], to[17000]]
     assert ports(2) == ports(3) == [1500000, 1500100, 16000, 16001, 100 * to[17000]]
     assert ports(4) == [1500000, 1500100, 100 * to[16000], 100 * to[16001], 17000]
+    assert network.forwarded_to(1) == ()
+    assert network.forwarded_to(3) == (1500000, 1500100, 100 * to[17000])
     network.close()
     assert all(connection.is_closed for connection in made.values())
 
@@ -151,7 +153,7 @@ def test_open_ports_are_logged_with_what_to_run(caplog: pytest.LogCaptureFixture
     open_network(network, facts)
     network.warn_of_open_ports()
     rule = 'iifname != "lo" tcp dport 17000 ip saddr != { 10.0.0.1, 10.0.0.2, 10.0.0.3 } drop'
-    assert f"has set no firewall: {NOT_PERMITTED}. Run as root:\n" in caplog.text
+    assert f"has set no firewall there: {NOT_PERMITTED}. Set `port` for the nodes" in caplog.text
     assert f"  10.0.0.3: nft add rule inet filter input {rule}\n" in caplog.text
 
 

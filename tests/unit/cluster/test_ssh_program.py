@@ -11,7 +11,7 @@ import pytest
 
 from autodist.cluster import ssh_program
 from autodist.cluster.ssh_keys import read_key
-from autodist.cluster.ssh_program import command_line, joining, master, require_program
+from autodist.cluster.ssh_program import command_line, fastest_cipher, forwarding, joining, master, require_program
 from autodist.cluster.ssh_program_machine import Connection, ProgramMachine
 from autodist.cluster.ssh_program_output import why_no_login
 from autodist.cluster.ssh_route import Hop
@@ -129,6 +129,25 @@ def test_without_the_program_the_fix_is_reported(monkeypatch: pytest.MonkeyPatch
         require_program("lab")
     with pytest.raises(ClusterError, match=rf"^lab: `encrypt: ssh` needs .*{said}; install .*, or remove `encrypt`$"):
         require_program("lab", "encrypt: ssh")
+
+
+def test_forwards_use_the_fastest_cipher_that_the_configuration_offers(folder: Path) -> None:
+    (folder / "config").write_text(
+        "Host lab\n  Ciphers aes256-ctr,aes128-gcm@openssh.com\nHost old\n  Ciphers aes256-ctr\n"
+    )
+    said = [fastest_cipher(find_route(SSHSettings(host))[0].options.ciphers) for host in ("lab", "old")]
+    assert said == [["-o", "Ciphers=aes128-gcm@openssh.com,aes256-ctr"], ["-o", "Ciphers=aes256-ctr"]]
+    assert fastest_cipher(()) == []
+
+
+def test_forwards_are_on_loopback_alone() -> None:
+    command = forwarding("/socket", [(20001, 15000)], [20002, 16000])
+    options = command[command.index("forward") + 1 : command.index("--")]
+    assert options == [
+        *("-L", "127.0.0.1:20001:127.0.0.1:15000"),
+        *("-R", "127.0.0.1:0:127.0.0.1:20002"),
+        *("-R", "127.0.0.1:0:127.0.0.1:16000"),
+    ]
 
 
 def test_the_transport_of_a_group_goes_before_the_clusters() -> None:
