@@ -62,6 +62,7 @@ from autodist.runs.dry_run import active_dry_run
 from autodist.runs.keras_mesh import errors_with_mesh, mesh_builder, settings_of
 from autodist.runs.keras_variables import defer_initial_values
 from autodist.runs.keras_weights import defer_loaded_weights
+from autodist.runs.metrics.step_metrics import measure_steps
 from autodist.runs.resolve_config import resolve
 from autodist.runs.restarts import earlier_starts, restart
 from autodist.runs.run import Run
@@ -141,6 +142,7 @@ class AutoDist:
         log_to_the_terminal(self._run.index == 0)
         self._run.check_devices()
         self._set_keras_devices(chosen)
+        self._run.metrics = measure_steps(self._run)
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
         if self._run.divides_variables:

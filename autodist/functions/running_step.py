@@ -22,10 +22,15 @@ from autodist.placement.synchrony import SyncMode
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.measuring.prediction_check import check_of
+from autodist.runs.metrics.step_metrics import NOT_MEASURED
 from autodist.runs.run import Run
 from autodist.runs.variable_sync import is_in_lockstep, is_synchronous
 from autodist.runtime.program import Program
+from autodist.runtime.runnable import RunMetadata, RunOptions
 from autodist.runtime.variables import TrackedVariable
+
+_Run = Callable[[int, RunOptions | None, RunMetadata | None, int], list[np.ndarray]]
+"""Runs a program's step or steps; see `Program.run`."""
 
 
 def prepare(
@@ -57,7 +62,7 @@ def prepare(
     names = {name: one.shared_name for name, one in tracked.items()}
     strategy, renaming = run.steps.plan(_as_settled(step, tracked), names, shapes=shapes, name=name, batch=batch)
     tracked = {renaming.variable(name): one for name, one in tracked.items()}
-    running = RunningStep(run, renaming.step(step), strategy, tracked)
+    running = RunningStep(run, renaming.step(step), strategy, tracked, name)
     if running.is_dry_run:
         return running
     running.rewrite()
@@ -78,12 +83,14 @@ class RunningStep:
         step: the captured step, under the chief's names.
         strategy: the plan for the step.
         variables: variables that it reads or writes, by their names in `step`.
+        name: its name for metrics.
     """
 
     run: Run
     step: CapturedStep
     strategy: strategy_pb2.Strategy
     variables: Mapping[str, TrackedVariable]
+    name: str = ""
     _program: Program | None = None
     _rewritten_for: tuple[Holder, ...] = ()
     _repeats: bool | None = None
@@ -103,9 +110,7 @@ class RunningStep:
         dry_run = active_dry_run()
         if dry_run is not None and self.is_dry_run:
             return dry_run.answers(self.step, values)
-        return self._make(
-            lambda program: program.run(values, examples, all_examples=all_examples), 1, examples, all_examples
-        )
+        return self._make(lambda program: functools.partial(program.run, values), 1, examples, all_examples)
 
     @property
     def can_repeat(self) -> bool:
@@ -127,19 +132,18 @@ class RunningStep:
         """Runs a step on each of several batches, in one call; see `Program.repeat`."""
         outputs: list[np.ndarray] = []
         for some in list(self.run.outer_steps.divide(batches, self.run.step)):
-            repeat = functools.partial(self._repeat, some, examples, all_examples)
-            outputs = self._make(repeat, len(some), examples, all_examples)
+            outputs = self._make(functools.partial(_repeat, some), len(some), examples, all_examples)
         return outputs
 
-    @staticmethod
-    def _repeat(
-        batches: Sequence[Sequence[Any]], examples: int, all_examples: int, program: Program
-    ) -> list[np.ndarray]:
-        return program.repeat(batches, examples, all_examples)
-
     def _make(
-        self, call: Callable[[Program], list[np.ndarray]], steps: int, examples: int, all_examples: int
+        self, run_of: Callable[[Program], _Run], steps: int, examples: int, all_examples: int
     ) -> list[np.ndarray]:
+        metrics = self.run.metrics if self.step.gradients else None
+        measured = NOT_MEASURED if metrics is None else metrics.begin(self.name)
+
+        def call(program: Program) -> list[np.ndarray]:
+            return run_of(program)(examples, measured.options, measured.metadata, all_examples)
+
         if self._rewritten_for != self._holders:  # another step, which trains a variable, has moved it since
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"
@@ -153,10 +157,13 @@ class RunningStep:
         self.run.is_in_step = True
         try:
             began = time.perf_counter()
-            outputs = self._outputs_of(call, self._program)
+            with measured.running():
+                outputs = self._outputs_of(call, self._program)
             if self._check is not None and not self._check.is_done:
                 self._check.add(time.perf_counter() - began, steps)
             self.run.count_steps(steps)
+            if metrics is not None:
+                metrics.end(measured, steps, examples)
         finally:
             self.run.is_in_step = False
         return outputs
@@ -227,6 +234,10 @@ class RunningStep:
     @property
     def _holders(self) -> tuple[Holder, ...]:
         return tuple(tracked.holder for tracked in self.variables.values())
+
+
+def _repeat(batches: Sequence[Sequence[Any]], program: Program) -> _Run:
+    return functools.partial(program.repeat, batches)
 
 
 def _is_asynchronous(rewritten: Step, name: str) -> bool:

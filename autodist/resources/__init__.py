@@ -5,7 +5,14 @@ Reading a file needs neither TensorFlow nor the network: no host name is resolve
 
 from autodist.resources._keys import MOST_RESTARTS
 from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup, is_own_address
-from autodist.resources._sections import CheckpointSection, StrategySection, Sync, Timeouts, VariableOverride
+from autodist.resources._sections import (
+    CheckpointSection,
+    MetricsSection,
+    StrategySection,
+    Sync,
+    Timeouts,
+    VariableOverride,
+)
 from autodist.resources._spec import ResourceSpec
 from autodist.resources._workers import Allotment, Replica, Worker
 from autodist.resources.measurements import MeasuredPair, Measurements, NetworkMeasurement, StepMeasurement
@@ -17,6 +24,7 @@ __all__ = [
     "CheckpointSection",
     "MeasuredPair",
     "Measurements",
+    "MetricsSection",
     "NetworkMeasurement",
     "Node",
     "Replica",

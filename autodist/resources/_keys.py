@@ -9,7 +9,16 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model, Source, to_spec_error, unknown_key
 from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
-from autodist.resources._sections import CHECKPOINT, SYNC, CheckpointSection, StrategySection, Sync, Timeouts
+from autodist.resources._sections import (
+    CHECKPOINT,
+    METRICS,
+    SYNC,
+    CheckpointSection,
+    MetricsSection,
+    StrategySection,
+    Sync,
+    Timeouts,
+)
 
 _EXAMPLE = (
     "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, if a scheduler starts the "
@@ -44,6 +53,7 @@ class YamlKeys(Timeouts):
     min_nodes: int | None = Field(default=None, ge=1, description="a whole number from 1 to the number of nodes")
     sync: Sync | None = Field(default=None, description=SYNC)
     checkpoint: CheckpointSection | None = Field(default=None, description=CHECKPOINT)
+    metrics: MetricsSection | None = Field(default=None, description=METRICS)
     source: Source = Field(default_factory=Source, repr=False)
     is_given: bool = Field(default=False, repr=False)
 
@@ -75,7 +85,8 @@ class YamlKeys(Timeouts):
             return cls.model_validate({**data, "strategy": section, "source": source, "is_given": is_given})
         except ValidationError as error:
             inner: dict[str, type[Model]] = {
-                "nodes": Node, "ssh": SSHGroup, "sync": Sync, "checkpoint": CheckpointSection,
+                "nodes": Node, "ssh": SSHGroup, "sync": Sync,
+                "checkpoint": CheckpointSection, "metrics": MetricsSection,
             }  # fmt: skip
             raise to_spec_error(error, source, cls, inner, _HIDDEN) from None
 

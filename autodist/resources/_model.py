@@ -48,7 +48,7 @@ EMPTY_IF_NULL = BeforeValidator(_empty_if_null)
 
 _MOST = 20  # faults in one message
 
-_WITHOUT_ITEMS = ("sync", "checkpoint")
+_WITHOUT_ITEMS = ("sync", "checkpoint", "metrics")
 
 MISSING, UNKNOWN_KEY = "missing", "extra_forbidden"  # pydantic's names of these errors
 
@@ -70,7 +70,7 @@ def to_spec_error(
         error: the error of validating `root`.
         source: the positions of the values.
         root: the model.
-        inner: the model of the items of each field; for `sync` and `checkpoint`, which have no items, their own model.
+        inner: the model of the items of each field; for those of `_WITHOUT_ITEMS`, their own model.
         hidden: the fields of the root that are not keys of the YAML.
     """
     faults = sorted(error.errors(), key=lambda details: source.line(_path(details)))

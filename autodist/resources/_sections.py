@@ -125,6 +125,16 @@ def _read_overrides(data: Any, source: Source) -> tuple[VariableOverride, ...]:
     )
 
 
+_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+def _absolute_folder(path: str) -> str:
+    """Makes a path absolute when it is read, since the script may change its directory before it is used."""
+    if "://" in path:
+        raise Fault(f"{path} is not on a machine's file system; allowed: the path of a folder")
+    return os.path.abspath(os.path.expanduser(path))
+
+
 _LONGEST_MINUTES = 100_000
 _MOST_STEPS = 10**12
 
@@ -145,9 +155,7 @@ class CheckpointSection(Model):
         on_preempt: True to save also when a worker receives SIGTERM, which then ends the run.
     """
 
-    folder: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
-        description="the path of a folder on the chief's machine"
-    )
+    folder: _Line = Field(description="the path of a folder on the chief's machine")
     every_steps: int | None = Field(
         default=None, ge=1, le=_MOST_STEPS, description="a whole number of training steps, at least 1"
     )
@@ -161,10 +169,7 @@ class CheckpointSection(Model):
     @field_validator("folder")
     @classmethod
     def _make_absolute(cls, path: str) -> str:
-        """Makes the path absolute now: the script may change its directory before it is used."""
-        if "://" in path:
-            raise Fault(f"{path} is not on a machine's file system; allowed: the path of a folder")
-        return os.path.abspath(os.path.expanduser(path))
+        return _absolute_folder(path)
 
     @model_validator(mode="after")
     def _check_saves(self) -> CheckpointSection:
@@ -175,7 +180,29 @@ class CheckpointSection(Model):
         return self
 
 
-_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+METRICS = "a mapping of `folder`, `every_steps` and `tensorboard`, such as {folder: metrics, every_steps: 100}"
+
+
+class MetricsSection(Model):
+    """Metrics that the chief writes while it trains.
+
+    Attributes:
+        folder: the path on the chief's machine; made absolute when it is read.
+        every_steps: number of training steps between two lines.
+        tensorboard: True to write the same numbers as scalars for TensorBoard.
+    """
+
+    folder: _Line = Field(description="the path of a folder on the chief's machine")
+    every_steps: int = Field(
+        default=100, ge=1, le=_MOST_STEPS, description="a whole number of training steps, at least 1"
+    )
+    tensorboard: bool = Field(default=False, description="true or false")
+
+    @field_validator("folder")
+    @classmethod
+    def _make_absolute(cls, path: str) -> str:
+        return _absolute_folder(path)
+
 
 SYNC = "a mapping of `folder` and `exclude`, such as {folder: ., exclude: [data, '*.ckpt']}"
 

@@ -52,6 +52,7 @@ class ResourceSpec(YamlKeys):
         min_nodes: number of nodes needed for a restart; unreachable nodes are left out. None: all.
         sync: the folder that is copied to the machines; None: they already have the script.
         checkpoint: settings of automatic checkpoints; None: none are saved.
+        metrics: settings of the metrics that the chief writes; None: it writes none.
         source: the file and the lines of the values, for messages.
         is_given: True if a scheduler starts the processes, which exchange their addresses.
         allotments: with `nodes: given`, the devices, cores and port of each worker. Empty until its processes have
@@ -132,9 +133,9 @@ class ResourceSpec(YamlKeys):
         made = self.from_dict({**self.to_dict(), "nodes": [node.model_dump(mode="json") for node in kept]})
         return made.model_copy(update={"source": self.source, "strategy": self.strategy})
 
-    def without_checkpoints(self) -> ResourceSpec:
-        """Returns this spec without checkpoints; SIGTERM then ends a worker at once."""
-        return self.model_copy(update={"checkpoint": None})
+    def without_outputs(self) -> ResourceSpec:
+        """Returns this spec without checkpoints and metrics; SIGTERM then ends a worker at once."""
+        return self.model_copy(update={"checkpoint": None, "metrics": None})
 
     def with_micro_batches(self, count: int) -> ResourceSpec:
         """Returns this spec for a pipeline, whose replicas are `count` micro-batches; 0: not a pipeline."""
@@ -200,6 +201,7 @@ class ResourceSpec(YamlKeys):
             "min_nodes",
             "sync",
             "checkpoint",
+            "metrics",
         }
         content = self.model_dump(mode="json", include=kept | Timeouts.model_fields.keys())
         if self.strategy is not None:

@@ -37,7 +37,7 @@ WIDTH = 150
 _NOT_KNOWN = PartialCount(is_least=True)
 
 
-def log_strategy(
+def describe_strategy(
     strategy: strategy_pb2.Strategy,
     step: CapturedStep,
     rewritten: ReplicatedStep | None,
@@ -45,8 +45,8 @@ def log_strategy(
     columns: int | None,
     shapes: Mapping[str, Sequence[int]],
     seen: Rewriting | None = None,
-) -> None:
-    """Logs the strategy as a table; for a pipeline, also the work of its stages.
+) -> tuple[str, str | None]:
+    """Returns the strategy as a table, for a pipeline also the work of its stages; and the memory that it needs.
 
     Args:
         strategy: the plan for the step.
@@ -56,9 +56,10 @@ def log_strategy(
         columns: width of the terminal; None without a terminal.
         shapes: shapes of the step's inputs in the chief's part of the first batch, if known.
         seen: the rewriting of the step, if it exists already.
+
+    Returns:
+        The tables, and a sentence about the chief's memory; None: it is not known.
     """
-    if not log.isEnabledFor(logging.INFO):
-        return
     # Written to a buffer: rich's capture also flushes standard output, which ends the process if nobody reads it.
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
@@ -77,9 +78,15 @@ def log_strategy(
         needs = _needs(strategy, step, rewritten, spec, shapes)
     for table in tables:
         console.print(table)
-    log.info("the strategy:\n%s", text.getvalue())
-    if needs is not None:
-        log.info("memory of %s: %s", spec.workers[0].name, needs.described(available_memory(spec.workers, 0)))
+    available = available_memory(spec.workers, 0)
+    return text.getvalue(), None if needs is None else f"memory of {spec.workers[0].name}: {needs.described(available)}"
+
+
+def log_strategy(tables: str, memory: str | None) -> None:
+    """Logs the result of `describe_strategy`."""
+    log.info("the strategy:\n%s", tables)
+    if memory is not None:
+        log.info("%s", memory)
 
 
 def _needs(

@@ -123,6 +123,13 @@ class Peers:
         """On the chief, names of the workers that have received SIGTERM."""
         return () if self._launch is None else self._launch.coordinator.leaving
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of all workers' servers, as "host:port", once the workers have joined; () with one worker."""
+        if self._worker_client is not None:
+            return self._worker_client.addresses
+        return () if self._launch is None else self._launch.coordinator.addresses
+
     def begin(self) -> None:
         """On the chief, starts the other workers, if there are any, in the background."""
         if self._worker_client is None and len(self._spec.workers) > 1 and not _joined and self._launch is None:

@@ -58,7 +58,7 @@ def resolve(
         require_can_restart(spec)
         spec = spec.without(earlier_starts().left_out)
     else:
-        spec = spec.without_checkpoints()  # a comparison of steps neither saves nor resumes
+        spec = spec.without_outputs()  # a comparison of steps neither saves nor resumes
         if recording.is_reference and (find_pipeline(chosen) or find_mesh(chosen)):
             chosen = AllReduce()  # a reference run has one device, and needs neither stages nor a mesh
     log_to_the_terminal(is_chief=True)

@@ -28,6 +28,7 @@ from autodist.runs.early_values import EarlyValueWarning
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.gathered_reads import GatheredReads
 from autodist.runs.memory_needs import available_memory
+from autodist.runs.metrics.step_metrics import StepMetrics
 from autodist.runs.outer_steps import OuterSteps
 from autodist.runs.peers import Peers
 from autodist.runs.run_end import RunEnd
@@ -87,6 +88,7 @@ class Run:
         end: ends the run.
         steps: the plans and programs of the steps.
         recorder: records the training steps; None unless recording is enabled.
+        metrics: measures the training steps; None unless the YAML requests it.
         step: number of training steps so far, including those before the restored checkpoint.
         is_in_step: True while a training step runs that `step` does not count yet.
         saved_step: step of the last checkpoint that was saved or restored; None if there is none.
@@ -153,6 +155,7 @@ class Run:
         self._awaited_buffers: Saved | None = None
         self.observer = StepObserver()
         self.recorder = recorder()
+        self.metrics: StepMetrics | None = None
         self.steps = RunSteps(self)
         self.outer_steps = OuterSteps(self.guard)
         self.step = int(self.resumed.get("step", 0))
@@ -267,6 +270,8 @@ class Run:
         spread = VariableBroadcast(self._graph_runners, self.index, self.workers, self._home)
         self.variable_sync = VariableSync(self._variable_slices, spread, self.tracker, mailbox, self.guard, self.pull)
         self.coordination.waiting = self.variable_sync.waiting_elsewhere
+        if self.metrics is not None:
+            self.metrics.join(mailbox, self._peers.addresses)
         self.coordination.begin(messages, mailbox)
 
     def _home(self, worker: int, dtype: tf.DType, device: str | None = None) -> str:

@@ -20,7 +20,7 @@ from autodist.proto import strategy_pb2
 from autodist.resources import Measurements
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.fingerprint import Fingerprint, require_equal
-from autodist.runs.log_strategy import log_strategy
+from autodist.runs.log_strategy import describe_strategy, log_strategy
 from autodist.runs.measuring.auto_measurements import AutoMeasurements
 from autodist.runs.measuring.compilation import agreed_compilation
 from autodist.runs.measuring.kept_choices import KeptChoices
@@ -126,13 +126,35 @@ class RunSteps:
         if measured != _NOT_MEASURED and run.index == 0:
             self.choices.add(step, strategy)
         self._plans.decide(strategy, names, renaming)
-        if self.strategy is None and strategy.nodes:
+        is_first = self.strategy is None and bool(strategy.nodes)
+        if is_first:
             self.strategy = strategy
-            if run.index == 0:
-                self._save_strategy(strategy)
-                plans, columns = self._plans, run.startup.columns
-                log_strategy(strategy, step, plans.rehearsed, run.spec, columns, shapes or {}, plans.take_rewriting())
+        if run.index == 0 and strategy.nodes:
+            self._report(step, strategy, shapes or {}, name, is_first)
         return strategy, renaming
+
+    def _report(
+        self,
+        step: CapturedStep,
+        strategy: strategy_pb2.Strategy,
+        shapes: Mapping[str, Sequence[int]],
+        name: str,
+        is_first: bool,
+    ) -> None:
+        """On the chief, logs and saves the strategy of the first training step, and records all in the metrics."""
+        run, plans = self._run, self._plans
+        is_logged = is_first and log.isEnabledFor(logging.INFO)
+        if is_first:
+            self._save_strategy(strategy)
+        if not is_logged and run.metrics is None:
+            return
+        rewritten, seen = (plans.rehearsed, plans.take_rewriting()) if is_first else (None, None)
+        columns = run.startup.columns
+        tables, memory = describe_strategy(strategy, step, rewritten, run.spec, columns, shapes, seen)
+        if is_logged:
+            log_strategy(tables, memory)
+        if run.metrics is not None:
+            run.metrics.on_plan(name, strategy, tables)
 
     def divided(
         self, step: CapturedStep, strategy: strategy_pb2.Strategy, names: Mapping[str, str]

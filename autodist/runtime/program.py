@@ -21,13 +21,9 @@ from autodist.logs.quiet import quiet_tensorflow
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.heaps import collect_and_trim, trim_heaps, unmap_freed_blocks
 from autodist.runtime.repeated import StepTensors, can_repeat, repeated
+from autodist.runtime.runnable import RunMetadata, Runnable, RunOptions
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
-
-RunOptions = Any
-"""`tf.compat.v1.RunOptions`, for which TensorFlow has no types."""
-RunMetadata = Any
-"""`tf.compat.v1.RunMetadata`."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +74,13 @@ class Program:
         outputs = [graph_runner.graph.get_tensor_by_name(prefix + name) for name in step.outputs]
         collective = any(node.op.startswith("Collective") for node in step.graph_def.node)
         trace = trace_file(prefix.rstrip("/"), _worker_of(step, feeds[0].removeprefix(prefix))) if feeds else None
-        self._run = graph_runner.callable(outputs, operations, feeds, collective, trace)
-        self._make_run_with_options = lambda: graph_runner.callable_with_options(outputs, operations, feeds, collective)
+        self._once = Runnable(graph_runner, outputs, operations, feeds, collective, trace)
         self._updates, self._buffers = updates, graph_runners.persistent_buffers
         self._graph_runner, self._trace = graph_runner, trace
         fed = [graph_runner.graph.get_tensor_by_name(name) for name in feeds]
         self._returns_examples = step.counts_examples
         self._parts = StepTensors(outputs, operations, fed[:batch], fed[batch:], self._returns_examples)
-        self._repeated: dict[int, Callable[..., list[np.ndarray]]] = {}
+        self._repeated: dict[int, Runnable] = {}
         self._frees_memory = bool(step.gradients)
         self._even = step.even_parts
         self._is_global = step.is_global
@@ -128,10 +123,7 @@ class Program:
         self._buffers.begin_step()
         if self._update is not None:
             self._updates.release(self._update)
-        run = self._run
-        if options is not None or metadata is not None:
-            run = functools.partial(self._run_with_options, options=options, run_metadata=metadata)
-        return self._call(run, [values], examples, all_examples)
+        return self._call(self._once.with_options(options, metadata), [values], examples, all_examples)
 
     @functools.cached_property
     def can_repeat(self) -> bool:
@@ -139,12 +131,21 @@ class Program:
         runs_alone = self._update is None and self._trace is None and bool(self._parts.batch)
         return runs_alone and can_repeat(self._graph_runner.graph.as_graph_def())
 
-    def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
+    def repeat(
+        self,
+        batches: Sequence[Sequence[Any]],
+        examples: int,
+        options: RunOptions | None = None,
+        metadata: RunMetadata | None = None,
+        all_examples: int = 0,
+    ) -> list[np.ndarray]:
         """Runs one step on each of several batches, in one call; see `run`.
 
         Args:
             batches: values of the inputs of each step, with equal shapes.
             examples: number of examples on this worker in each batch.
+            options: TensorFlow's options for the call.
+            metadata: filled with TensorFlow's metadata of the call.
             all_examples: number of examples on all workers in each batch.
 
         Returns:
@@ -159,7 +160,8 @@ class Program:
         with quiet_tensorflow(is_first):
             if is_first:
                 self._repeated[count] = repeated(self._graph_runner, self._parts, count)
-            return self._call(self._repeated[count], batches, examples, all_examples)
+            run = self._repeated[count].with_options(options, metadata)
+            return self._call(run, batches, examples, all_examples)
 
     def _call(
         self, run: Callable[..., Any], batches: Sequence[Sequence[Any]], examples: int, all_examples: int
@@ -206,11 +208,6 @@ class Program:
             refusal = uneven(even, fault, among)
             refusal.has_run = True
             raise refusal from None
-
-    @functools.cached_property
-    def _run_with_options(self) -> Callable[..., Any]:
-        """The callable that accepts options; made on first use, since its runs are slower."""
-        return self._make_run_with_options()
 
     def _first_run(self, run: Callable[..., Any], feeds: Sequence[Any]) -> list[np.ndarray]:
         """Makes the first run of a step, and frees the memory that its preparation leaves."""

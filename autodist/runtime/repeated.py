@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
 from autodist.graph.walks import reach
 from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.runnable import Runnable
 
 _NOT_COPYABLE = having(Trait.SEEDED)
 """Ops whose random state TensorFlow keeps with the node: a copy of the node would start again from the seed."""
@@ -44,11 +44,11 @@ def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
     return not moves and not (ops & _NOT_COPYABLE) and tf.compat.v1.control_flow_v2_enabled()
 
 
-def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callable[..., list[np.ndarray]]:
-    """Returns a callable that runs several steps one after the other.
+def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Runnable:
+    """Returns a run that makes several steps one after the other.
 
     Returns:
-        A callable. Its arguments are `times` values for each tensor of `batch`, step by step, then one for each of
+        A run. Its feeds are `times` values for each tensor of `batch`, step by step, then one for each of
         `alike`. It returns the outputs of the last step; for the number of examples, the minimum of all steps.
     """
     body = _body(graph_runner, step)
@@ -80,7 +80,7 @@ def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callab
             shape_invariants=[tf.TensorShape([]), *(output.shape for output in step.outputs)],
             parallel_iterations=1,
         )
-    return graph_runner.callable(outputs, [made.op], [tensor.name for tensor in (*fed, *same)])
+    return Runnable(graph_runner, outputs, [made.op], [tensor.name for tensor in (*fed, *same)])
 
 
 def _body(graph_runner: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef:

@@ -37,6 +37,9 @@ from autodist.sessions.feeds import SessionFeeds, disagree
 from autodist.sessions.initial_values import InitialValues
 from autodist.synchronizers import all_synchronizers
 
+SESSION = "session"
+"""Name of a session's step in the metrics."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -55,6 +58,7 @@ class Prepared:
         fetches: outputs that are combined over all workers if all of them make this run.
         is_gathered: True if the workers' feeds are gathered, and the run gets the whole batch.
         row_axes: returns the batch axis of each output; None for an output without rows of examples.
+        name: name of the run in the metrics: the operations that it fetches.
     """
 
     program: Callable[[Fetching], Program] | None
@@ -69,6 +73,7 @@ class Prepared:
     fetches: Fetches
     is_gathered: bool
     row_axes: Callable[[], Sequence[int | None]]
+    name: str
 
 
 class SessionPrograms:
@@ -139,6 +144,7 @@ class SessionPrograms:
             program if has_program else None, axes, sets, bool(step.gradients), is_read_only, step.is_global, is_local,
             functools.partial(_gives_rows, step), {t: updates[t.name].name for t in arrays if t.name in updates},
             fetches, are_gathered and (not is_local or bool(fetches.shared)), functools.partial(row_axes, step),
+            ", ".join(targets) or SESSION,
         )  # fmt: skip
 
 
@@ -224,7 +230,7 @@ class SessionPlan:
         self._holders: Mapping[str, Holder] = self._find_holders(whole, {} if earlier is None else earlier._holders)
 
     def _agree(self, whole: CapturedStep) -> strategy_pb2.Strategy:
-        strategy, renaming = self._run.steps.plan(whole, self._names, rehearses=False)
+        strategy, renaming = self._run.steps.plan(whole, self._names, rehearses=False, name=SESSION)
         for own, chiefs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
             raise CaptureMismatchError(
                 f"worker {self._run.index} has {own} in its session's graph where the chief has {chiefs}: TensorFlow "

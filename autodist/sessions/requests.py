@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.framework.indexed_slices import IndexedSlicesValue  # TensorFlow's value of a fetched one
 
 from autodist.errors import CaptureError
-from autodist.runtime.program import RunMetadata, RunOptions
+from autodist.runtime.runnable import RunMetadata, RunOptions
 from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
 

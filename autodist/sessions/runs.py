@@ -14,7 +14,8 @@ from autodist.errors import CaptureError, ReductionError
 from autodist.kernels import Fetching
 from autodist.runs.run import Run
 from autodist.runtime.input_consistency import digest_of
-from autodist.runtime.program import Program, RunMetadata, RunOptions
+from autodist.runtime.program import Program
+from autodist.runtime.runnable import RunMetadata, RunOptions
 from autodist.sessions.feeds import SessionFeeds, examples_of
 from autodist.sessions.programs import Fetches, Prepared
 from autodist.sessions.requests import Request
@@ -47,8 +48,8 @@ class SessionRuns:
         arrays: Mapping[tf.Tensor, np.ndarray],
         options: RunOptions | None,
         metadata: RunMetadata | None,
-    ) -> list[np.ndarray | None]:
-        """Makes a run; returns a value for each element of the request.
+    ) -> tuple[list[np.ndarray | None], int]:
+        """Makes a run; returns a value for each element of the request, and the number of this worker's examples.
 
         Args:
             prepared: the run.
@@ -78,9 +79,10 @@ class SessionRuns:
         whole = examples_of(batch, prepared.axes) if prepared.is_global else 0
         all_examples = whole if fed is None else fed.all_examples
         outputs = self._values_of(prepared, program, own, all_examples, options, metadata)
+        examples = examples_of(own, prepared.axes)
         if fed is None:
-            return _in_place(request, own, outputs)
-        return _in_place(request, arrays, fed.own_rows(outputs, prepared.row_axes()))
+            return _in_place(request, own, outputs), examples
+        return _in_place(request, arrays, fed.own_rows(outputs, prepared.row_axes())), examples
 
     def _report_first_batch(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
         """Before the first training run, sends this worker's feeds to the input consistency check."""

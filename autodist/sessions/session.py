@@ -20,8 +20,9 @@ from autodist.capture.training_requirements import require_training, warn_unorde
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.kernels import LOCAL_KERNELS
 from autodist.logs.quiet import quiet_tensorflow
+from autodist.runs.metrics.step_metrics import NOT_MEASURED
 from autodist.runs.run import Run
-from autodist.runtime.program import RunMetadata, RunOptions
+from autodist.runtime.runnable import RunMetadata, RunOptions
 from autodist.runtime.variables import StoredVariable
 from autodist.sessions.batches import SessionBatches
 from autodist.sessions.feeds import SessionFeeds, disagree
@@ -146,12 +147,19 @@ class DistributedSession(SessionInterface):
             with self._run.failed_step.guarding(but=EmptyBatchError), quiet:
                 prepared = self._prepare(request, arrays) if known is None else known
                 self._run.is_in_step = prepared.trains
-                values = self._runs.make(prepared, request, arrays, options, run_metadata)
+                metrics = self._run.metrics if prepared.trains else None
+                measured = NOT_MEASURED if metrics is None else metrics.begin(prepared.name)
+                if options is None and run_metadata is None:
+                    options, run_metadata = measured.options, measured.metadata
+                with measured.running():
+                    values, examples = self._runs.make(prepared, request, arrays, options, run_metadata)
             self._run.input_consistency.report_faults()
             if known is None and not (prepared.sets or prepared.is_read_only):
                 self._run.startup.finish()
             if prepared.trains:
                 self._run.count_steps(1, ((v.name, self._plan.stored(v)) for v in self._captured.variables))
+            if metrics is not None:
+                metrics.end(measured, 1, examples)
         finally:
             self._run.is_in_step = False
         if prepared.trains and self._run.recorder is not None:

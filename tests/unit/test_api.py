@@ -61,11 +61,11 @@ def test_several_workers_are_refused_in_a_notebook_and_one_is_not(monkeypatch: p
     assert AutoDist(resource_spec=spec_of(1)).num_replicas == 2
 
 
-def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
+def test_a_script_whose_steps_are_compared_writes_nothing_and_does_not_wait_for_sigterm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Workers ignored the first SIGTERM although no worker would have saved."""
-    saved = {"checkpoint": {"folder": str(tmp_path), "on_preempt": True}}
+    saved = {"checkpoint": {"folder": str(tmp_path), "on_preempt": True}, "metrics": {"folder": str(tmp_path / "m")}}
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]} | saved)
     monkeypatch.setattr(resolve_config, "recorder", lambda: SimpleNamespace(is_reference=False))
     before = signal.getsignal(signal.SIGTERM)
@@ -73,6 +73,7 @@ def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
     try:
         ad = AutoDist(resource_spec=spec)
         assert ad._run.spec.checkpoint is None  # the coordinator sends it to the workers
+        assert ad._run.metrics is None and not (tmp_path / "m").exists()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)

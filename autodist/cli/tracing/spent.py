@@ -11,19 +11,15 @@ import bisect
 import enum
 import functools
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autodist.cli.tracing.files import Event, Trace, TracedTransfer
-from autodist.cli.tracing.intervals import Intervals, end_of_stretch, length, minus, overlap, union, within
+from autodist.runtime.intervals import Intervals, end_of_stretch, length, minus, overlap, union, within
+from autodist.runtime.traced_times import kind_of_operation
 
 ANYBODY = -1
 """Worker index for a wait whose cause is not known."""
-
-_READS_DATA = re.compile(r"Iterator.*GetNext|.*Dataset")
-_COLLECTIVE = re.compile(r"Collective")
-_BLOCKS = re.compile(r"Queue\w*Dequeue|Barrier|\w*TakeGradient|\w*Recv\Z")
 
 
 class Meanwhile(enum.Enum):
@@ -109,9 +105,8 @@ def kind_of(event: Event) -> str:
     """Returns "computing", "transfer", "reading" or "waiting"."""
     if event.transfer is not None:
         return "transfer"
-    if _READS_DATA.match(event.operation):
-        return "reading"
-    return "waiting" if _BLOCKS.match(event.operation) or _COLLECTIVE.match(event.operation) else "computing"
+    kind = kind_of_operation(event.operation)
+    return "waiting" if kind == "collective" else kind
 
 
 class _Step:
@@ -128,7 +123,7 @@ class _Step:
                     self.moved.append((_transfer_start(event, made), event))
                 elif event.queue is not None and "Enqueue" in event.operation:
                     self._fills.setdefault(event.queue, []).append((event.start, trace.worker))
-                elif _COLLECTIVE.match(event.operation):
+                elif kind_of_operation(event.operation) == "collective":
                     self._arrivals.setdefault(event.name, []).append((event.start, trace.worker))
 
     def moved_by(self, worker: int) -> Iterator[tuple[float, Event, TracedTransfer]]:
@@ -237,7 +232,7 @@ def _sending(trace: Trace, step: _Step) -> Iterator[tuple[float, float]]:
     for since, event, _ in step.moved_by(trace.worker):
         yield since, event.end
     for event in trace.events:
-        if event.task == trace.worker and _COLLECTIVE.match(event.operation):
+        if event.task == trace.worker and kind_of_operation(event.operation) == "collective":
             yield step.last_arrival(event, trace.worker)[0], event.end
 
 
@@ -252,7 +247,7 @@ def _waits(trace: Trace, step: _Step) -> Iterator[tuple[float, float, int]]:
         if event.task != trace.worker:
             if event.queue is None:
                 yield event.start, event.end, event.task  # part of its step on another worker
-        elif _COLLECTIVE.match(event.operation):
+        elif kind_of_operation(event.operation) == "collective":
             until, awaited = step.last_arrival(event, trace.worker)
             yield event.start, until, awaited
         elif kind_of(event) == "waiting":

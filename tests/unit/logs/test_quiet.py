@@ -178,3 +178,30 @@ with quiet_tensorflow():
     closed = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", begin + script]
     assert subprocess.run(closed, timeout=60, check=False).returncode == 0
     assert (tmp_path / "own").read_text() == "own"
+
+
+def test_a_brief_call_is_filtered_too_and_the_output_of_its_child_processes_is_kept() -> None:
+    script = f"""
+import subprocess, threading
+from autodist.logs.quiet import quiet_briefly
+with quiet_briefly():
+    say("one\\n{STARTS}\\n")
+    print("two", file=sys.stderr)
+    child = subprocess.Popen(["sh", "-c", "read line; echo three >&2"], stdin=subprocess.PIPE)
+say("after\\n")
+child.communicate(b"go\\n")
+[thread.join() for thread in threading.enumerate() if thread.name == "autodist-quiet"]
+"""
+    assert _stderr(script) == ("one\ntwo\nafter\nthree\n", 0)
+
+
+def test_a_brief_call_raises_its_error_and_restores_standard_error() -> None:
+    script = f"""
+from autodist.logs.quiet import quiet_briefly
+try:
+    with quiet_briefly():
+        raise ValueError
+except ValueError:
+    say("{STARTS}\\n")
+"""
+    assert _stderr(script) == (STARTS + "\n", 0)

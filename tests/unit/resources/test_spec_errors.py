@@ -14,8 +14,8 @@ from tests.unit.resources.faults import HEAD, NODE, Fault, assert_is_told, read
 
 KEYS = (
     "answer_timeout, batch, batch_norm, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, encrypt, "
-    "end_timeout, firewall, join_timeout, max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, "
-    "stall_timeout, "
+    "end_timeout, firewall, join_timeout, max_restarts, metrics, min_nodes, nodes, reach_timeout, shard, "
+    "silence_timeout, ssh, stall_timeout, "
     "start_timeout, stop_timeout, strategy, sync, transport, xla"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
@@ -79,6 +79,37 @@ SHAPE = {
         "3 is not allowed; allowed: the path of a folder on",
     ),
     "sync exclude": (HEAD + "sync: {exclude: a}\n", 3, "sync.exclude", '"a" is not allowed; allowed: a list of names'),
+    "metrics is text": (
+        HEAD + "metrics: folder\n",
+        3,
+        "metrics",
+        '"folder" is not allowed; allowed: a mapping of `folder`, `every_steps` and `tensorboard`, such as {folder: '
+        "metrics, every_steps: 100}",
+    ),
+    "metrics without folder": (
+        HEAD + "metrics: {every_steps: 5}\n",
+        3,
+        "metrics.folder",
+        "missing; allowed: the path of a folder on the chief's machine",
+    ),
+    "metrics key": (
+        HEAD + "metrics: {folder: a, every_stps: 5}\n",
+        3,
+        "metrics.every_stps",
+        "unknown key; did you mean every_steps? allowed: every_steps, folder, tensorboard",
+    ),
+    "metrics in a store": (
+        HEAD + "metrics: {folder: 'gs://a'}\n",
+        3,
+        "metrics.folder",
+        "gs://a is not on a machine's file system; allowed: the path of a folder",
+    ),
+    "metrics at no step": (
+        HEAD + "metrics: {folder: a, every_steps: 0}\n",
+        3,
+        "metrics.every_steps",
+        "0 is not allowed; allowed: a whole number of training steps, at least 1",
+    ),
     "checkpoint is text": (
         HEAD + "checkpoint: folder\n",
         3,

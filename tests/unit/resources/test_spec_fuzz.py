@@ -21,6 +21,9 @@ KEYS = [
     "batch",
     "batch_norm",
     "xla",
+    "metrics",
+    "folder",
+    "every_steps",
     "builder",
     "variables",
     "source",
@@ -38,7 +41,7 @@ ANYTHING = st.recursive(
 NODE = st.dictionaries(st.sampled_from([*Node.model_fields, "prot"]), ANYTHING, max_size=4)
 SPECS = st.fixed_dictionaries(
     {"nodes": st.lists(NODE.map(lambda node: {"address": "a", **node}), max_size=2) | ANYTHING},
-    optional=dict.fromkeys(["ssh", "strategy", "batch", "batch_norm", "xla", "source"], ANYTHING),
+    optional=dict.fromkeys(["ssh", "strategy", "batch", "batch_norm", "xla", "metrics", "source"], ANYTHING),
 )
 
 

@@ -195,7 +195,7 @@ class SimulatedWorker(Process):
         self.chief = ChiefOnly(self)
         self.counted: list[tuple[int, float]] = []
         self.pushes = 0
-        self.before_training, self.count_steps = lambda: None, lambda steps: None
+        self.before_training, self.count_steps, self.metrics = lambda: None, lambda steps: None, None
 
     def _is_refused_by_all(self, error: BaseException, is_before: bool) -> bool:
         return self.coordination.is_refused_by_all(error, is_before)
@@ -315,7 +315,7 @@ class SimulatedWorker(Process):
             _is_synchronous=in_lockstep,
         )
         running._outputs_of = lambda call, program: RunningStep._outputs_of(running, call, program)
-        return RunningStep._make(running, compute, 1, 1, 1)
+        return RunningStep._make(running, lambda program: lambda *arguments: compute(program), 1, 1, 1)
 
     def _train_together(self) -> float:
         values, owner = self.session.values, self.setting.owner

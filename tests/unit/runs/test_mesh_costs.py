@@ -12,7 +12,7 @@ from autodist.batch.examples import share_of
 from autodist.graph.partial_count import PartialCount
 from autodist.kernels import Context, rewrite
 from autodist.resources import ResourceSpec
-from autodist.runs.log_strategy import log_strategy
+from autodist.runs.log_strategy import describe_strategy, log_strategy
 from autodist.runs.mesh_costs import mesh_costs
 from autodist.runs.stage_costs import Rewriting
 from tests.unit.kernels.in_one_process import Session, capture, on_mesh
@@ -192,6 +192,6 @@ def test_the_run_logs_parts_and_collectives(caplog):
     model = perceptron()
     strategy = on_mesh(model.captured.step, {"model": 2}, {"w1": "[–, model]", "w2": "[model, –]"})
     with caplog.at_level(logging.INFO, logger="autodist"):
-        log_strategy(strategy, model.captured.step, None, spec, None, shapes_of(model, strategy))
+        log_strategy(*describe_strategy(strategy, model.captured.step, None, spec, None, shapes_of(model, strategy)))
     assert caplog.text.index("[–, model]") < caplog.text.index("all_reduce")
     assert "bytes of a place with 8 examples" in caplog.text

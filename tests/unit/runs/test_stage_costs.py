@@ -16,7 +16,7 @@ from autodist.capture.function import capture_function
 from autodist.graph.partial_count import PartialCount
 from autodist.kernels import Context, rewrite
 from autodist.resources import ResourceSpec
-from autodist.runs.log_strategy import figures_of, log_strategy
+from autodist.runs.log_strategy import describe_strategy, figures_of, log_strategy
 from autodist.runs.stage_costs import Rewriting, costs_of
 from autodist.strategies.stage_table import PipelineFigures, StageFigures, flops_text, stage_tables
 from tests.unit.kernels.in_one_process import capture
@@ -154,7 +154,7 @@ def test_the_run_tells_the_stages_below_the_variables(caplog):
     step, shapes = captured("mlp")
     strategy = pipelined(step.step, stage_of(step, 2), 2, 3)
     with caplog.at_level(logging.INFO, logger="autodist"):
-        log_strategy(strategy, step.step, None, spec, None, shapes)
+        log_strategy(*describe_strategy(strategy, step.step, None, spec, None, shapes))
     told = caplog.text
     assert told.index("part_0_kernel") < told.index("FLOPs forward") < told.index("transfers")
     assert "FLOPs and bytes of a micro-batch of 5 examples" in told
