@@ -9,7 +9,9 @@ import typer
 from autodist.cli.check import check
 from autodist.cli.command_errors import report_errors
 from autodist.cli.plan import diff, plan
+from autodist.cli.report import report
 from autodist.cli.run import run
+from autodist.cli.top import top
 from autodist.cli.trace import trace
 from autodist.cli.verify import verify
 from autodist.versions import VERSION
@@ -55,6 +57,10 @@ def autodist(
 
     * `autodist trace FOLDER` shows how a step spends its time
 
+    * `autodist top FOLDER` shows step times and workers of a run while it trains
+
+    * `autodist report FOLDER` makes a page of a run's step times and workers
+
     * `autodist COMMAND --help` shows examples of each command
     """
 
@@ -65,6 +71,8 @@ app.command(context_settings=_BEFORE_A_SCRIPT)(report_errors(plan))
 app.command()(report_errors(diff))
 app.command(context_settings=_BEFORE_A_SCRIPT)(report_errors(verify))
 app.command()(report_errors(trace))
+app.command()(report_errors(top))
+app.command()(report_errors(report))
 
 
 def main() -> None:

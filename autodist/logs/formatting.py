@@ -53,9 +53,11 @@ def _scaled(count: int, units: tuple[str, ...]) -> str:
 def readable_seconds(seconds: float) -> str:
     """Returns a time with up to three significant digits.
 
-    >>> readable_seconds(0.00012), readable_seconds(0.5), readable_seconds(3.25), readable_seconds(86400.2)
-    ('120 µs', '500 ms', '3.25 s', '86400 s')
+    >>> readable_seconds(0.00012), readable_seconds(0.0009999), readable_seconds(3.25), readable_seconds(86400.2)
+    ('120 µs', '1 ms', '3.25 s', '86400 s')
     """
+    if seconds < 1000:
+        seconds = float(f"{seconds:.3g}")  # now: the unit follows from the rounded value
     if seconds >= 1000:
         return f"{seconds:.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
