@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import collections
 import math
+import statistics
 import time
 from collections.abc import Callable
 
-FRACTION = 1 / 250
+FRACTION = 1 / 1000
 """Fraction of the chief's time that tracing may take, without the first trace of each step, which prepares later ones.
 
-The other workers lose as much, at the same time."""
+The chief measures its own step; the analysis on the other workers delays the next one, which costs about as much again
+or more, so the fraction is small."""
 
 FIRST = 10
 """Runs before the first trace: TensorFlow has placed the step and allocated its memory by then."""
 
 LEAD = 10
 """Steps between the chief's message and the step that it selects: the message has arrived by then."""
+
+LEAST = 0.01
+"""Seconds that a trace costs at least, unless steps are shorter: on a busy machine, a traced step may look faster."""
+
+_COSTS = 20
+"""Latest traces whose mean cost counts."""
 
 PATIENCE = 50
 """Steps after which the next step is traced instead of the one whose turn it is, which the script may call no more."""
@@ -37,6 +46,7 @@ class TraceSchedule:
         self._from, self._announce, self._now = step + FIRST, announce, now
         self._traced_at: dict[str, int] = {}
         self._since, self._since_step = now(), step
+        self._costs: collections.deque[float] = collections.deque(maxlen=_COSTS)
 
     def is_due(self, name: str, step: int) -> bool:
         """Returns True if the run of a step is to be traced that `step` runs precede."""
@@ -46,15 +56,18 @@ class TraceSchedule:
 
     def traced(self, name: str, step: int, cost: float) -> None:
         """Records that the run that ended as number `step` was traced, and took so many seconds more than others."""
-        cost = 0.0 if self._traced_at[name] < 0 else max(0.0, cost)
-        self._traced_at[name] = step
+        is_first, self._traced_at[name] = self._traced_at[name] < 0, step
         if self._announce is None:
             if self._from < step:  # otherwise the chief was faster, and its message has arrived
                 self._from = step + PATIENCE
             return
         took = (self._now() - self._since) / max(1, step - self._since_step)
         self._since, self._since_step = self._now(), step
-        self._from = step + max(LEAD, math.ceil(cost / FRACTION / max(took, 1e-6)))
+        gap = LEAD
+        if not is_first:
+            self._costs.append(max(cost, min(took, LEAST)))
+            gap = max(LEAD, math.ceil(statistics.fmean(self._costs) / FRACTION / max(took, 1e-6)))
+        self._from = step + gap
         self._announce(self._from)
 
     def postpone(self, step: int) -> None:

@@ -22,7 +22,7 @@ class Training:
         self.other = TraceSchedule(0, None, lambda: self.now)
         self.traced: list[tuple[str, int]] = []
 
-    def make(self, steps: int, *names: str, delay: int = LEAD - 1) -> None:
+    def make(self, steps: int, *names: str, delay: int = LEAD - 1, cost: float = COST) -> None:
         """Makes steps of these names in turn; a message arrives some steps after it was sent."""
         for _ in range(steps):
             name = names[self.step % len(names)]
@@ -32,7 +32,7 @@ class Training:
             if due[0]:
                 self.traced.append((name, self.step))
                 for schedule in (self.chief, self.other):
-                    schedule.traced(name, self.step, COST)
+                    schedule.traced(name, self.step, cost)
             while self.messages and self.messages[0][0] + delay <= self.step:
                 self.other.postpone(self.messages.pop(0)[1])
 
@@ -45,23 +45,29 @@ def test_the_first_trace_comes_early_and_does_not_count_as_its_preparation_is_sl
 
 def test_later_ones_stay_within_their_fraction_of_the_time() -> None:
     training = Training()
-    training.make(5000, "a")
+    training.make(20000, "a")
     numbers = [step for _, step in training.traced[1:]]
     gaps = [after - before for before, after in itertools.pairwise(numbers)]
     assert len(gaps) > 5
     assert gaps == pytest.approx([NEXT] * len(gaps), abs=2)
 
 
+def test_a_trace_that_looks_free_on_a_busy_machine_is_not_repeated_at_once() -> None:
+    training = Training()
+    training.make(4000, "a", cost=-1.0)
+    assert 2 < len(training.traced) <= 2 + 4000 * FRACTION
+
+
 def test_steps_of_several_names_take_turns() -> None:
     training = Training()
-    training.make(4000, "a", "b")
+    training.make(16000, "a", "b")
     assert [name for name, _ in training.traced[:6]] == ["a", "b"] * 3
 
 
 def test_a_name_that_is_called_no_more_does_not_keep_the_others_from_being_traced() -> None:
     training = Training()
     training.make(30, "first")
-    training.make(4000, "second")
+    training.make(16000, "second")
     names = [name for name, _ in training.traced]
     assert names.count("second") > 3
     assert names[-1] == "second"
