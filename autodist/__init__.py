@@ -8,12 +8,13 @@ from autodist.versions import VERSION, check_versions
 
 if TYPE_CHECKING:
     from autodist.api import AutoDist
+    from autodist.engines.join import join
     from autodist.notebook.launch import launch
     from autodist.notebook.magic import load_ipython_extension
     from autodist.resources import ResourceSpec
 
 __version__ = VERSION
-__all__ = ["AutoDist", "ResourceSpec", "launch", "load_ipython_extension"]
+__all__ = ["AutoDist", "ResourceSpec", "join", "launch", "load_ipython_extension"]
 
 check_versions()
 
@@ -35,6 +36,7 @@ once_imported("keras.src.distribution.distribution_lib", _complete_keras)  # now
 _WHERE = {
     "AutoDist": "autodist.api",
     "ResourceSpec": "autodist.resources",
+    "join": "autodist.engines.join",
     "launch": "autodist.notebook.launch",
     "load_ipython_extension": "autodist.notebook.magic",
 }

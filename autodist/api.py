@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import signal
@@ -44,6 +45,7 @@ from autodist.checkpoint.fit_wrappers import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.section import find_resumed, save_automatically, saving_callback
 from autodist.checkpoint.session_checkpoints import SessionCheckpoints
+from autodist.cluster.hosted_function import HostedFunction, hosted_function
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, CheckpointError
@@ -51,6 +53,7 @@ from autodist.functions.function_step import DistributedFunction
 from autodist.functions.graph_function import GraphSessions
 from autodist.functions.keras_training import KerasTraining
 from autodist.functions.tracing import Tracing
+from autodist.logs.formatting import summary_of
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.placement.layouts import HeldLayout
@@ -130,14 +133,19 @@ class AutoDist:
         self._distribution = chosen if is_distribution(chosen) else None
         builder = None if is_distribution(chosen) else chosen
         sharding = sharding_distribution(chosen)
+        hosted = hosted_function()
+        if hosted is not None:
+            hosted.take()
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now: TensorFlow logs the devices on the first call
         mesh = None if sharding is None else mesh_builder(sharding)
         with errors_with_mesh(sharding):
             self._run = Run.begin(
-                lambda: resolve(resource_spec_file, resource_spec, builder, mesh, is_first=not _made), find_resumed
+                lambda: resolve(resource_spec_file, resource_spec, builder, mesh, is_first=not _made),
+                find_resumed,
+                hosted,
             )
-        if self._run.index == 0 and self._run.workers > 1:
+        if self._run.index == 0 and self._run.workers > 1 and hosted is None:
             require_script()
         log_to_the_terminal(self._run.index == 0)
         self._run.check_devices()
@@ -166,7 +174,10 @@ class AutoDist:
         )
         self._run.on_training, self._run.before_training = self._alone.begin_distributed, self._alone.before_training
         self._process = os.getpid()
-        atexit.register(self._end)
+        if hosted is None:
+            atexit.register(self._end)
+        else:
+            hosted.at_the_end = functools.partial(self._end_function, hosted)
         _made.append(self._run)
 
     # -- workers ---------------------------------------------------------------------------------------------------
@@ -704,15 +715,35 @@ class AutoDist:
             return  # forked from the worker's process, whose run is still active
         try:
             if not watch_script_end().is_bad:
-                self._alone.leave_state(self._run.has_idle_workers)
-                if self._run.shards_files and not self._run.coordination.has_agreed:
-                    log.warning("%s", NO_FILES_SHARDED, extra=ALIKE_EVERYWHERE)
+                self._warn_at_the_end()
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()
         except SystemExit:
             return  # SIGTERM ends the process with this exception
         except KeyboardInterrupt:
             watch_script_end().end_by(signal.SIGINT)
+
+    def _warn_at_the_end(self) -> None:
+        self._alone.leave_state(self._run.has_idle_workers)
+        if self._run.shards_files and not self._run.coordination.has_agreed:
+            log.warning("%s", NO_FILES_SHARDED, extra=ALIKE_EVERYWHERE)
+
+    def _end_function(self, hosted: HostedFunction) -> None:
+        """Ends the run with the function that takes part in it; its process goes on.
+
+        Raises:
+            AutoDistError: the run has failed, and the function does not know.
+        """
+        try:
+            if hosted.end.raised is None:
+                self._warn_at_the_end()
+                self._run.pull()  # the function may read the variables after the end, when no other worker is there
+            else:
+                self._run.end.reason = f"the chief's function raised {summary_of(hosted.end.raised)}"
+            self._run.end.finish()
+        finally:
+            self._alone.stop()
+            self._run.leave_process()
 
     def _finishes_well(self) -> bool:
         try:

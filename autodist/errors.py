@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 BAD_INPUT = 2
 """Exit status of a command whose input cannot be used."""
 
 
 class AutoDistError(Exception):
-    """Base class of all errors that AutoDist raises deliberately."""
+    """Base class of all errors that AutoDist raises deliberately.
+
+    They can be pickled, as Ray, Dask and `multiprocessing` do to raise them in another process.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would call the class with the text alone, but some constructors have other arguments.
+        return _unpickle, (type(self), self.args), self.__dict__
+
+
+def _unpickle(kind: type[AutoDistError], args: tuple[Any, ...]) -> AutoDistError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ which ends the script and all its child processes as soon as the agent is gone. 
 represents the worker; a *worker connection* represents it in the coordinator.
 
     chief's script                        worker's machine
-    Coordinator ── Channel ── agent ── guard ── the same script: WorkerClient
+    Coordinator ── Channel ── agent ── guard ── the same script: ScriptClient
                  (local pipe or SSH)
 
 If a scheduler has started all processes, they find each other through the rendezvous server of
 `autodist.cluster.environments`. Each process is then the agent of its own worker.
 
 This file imports nothing: the agent and the guard are loaded through it and must start fast. Import each name from its
-module (`autodist.cluster.coordinator`, `.worker_client`, `.servers`).
+module (`autodist.cluster.coordinator`, `.script_client`, `.servers`).
 """

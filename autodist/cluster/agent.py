@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable
 from importlib import metadata
 from types import FrameType
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from autodist.cluster.addresses import unresolved
 from autodist.cluster.firewall import FirewallError, why_not_permitted
@@ -57,6 +57,25 @@ _INPUT_CONSUMED_BY_LOGIN = (
 )
 
 
+class RunningScript(Protocol):
+    """A script, or a function, that an agent runs."""
+
+    began: float
+    """Time of the start, by `time.monotonic`."""
+
+    def send_to_script(self, message: Message) -> None:
+        """Sends a message to its worker client."""
+        ...
+
+    def is_stopped(self) -> bool:
+        """Returns True if its process is stopped."""
+        ...
+
+    def end(self) -> None:
+        """Ends it if it still runs."""
+        ...
+
+
 class Agent:
     """The agent's connection to the coordinator, and the script that it runs.
 
@@ -77,12 +96,13 @@ class Agent:
         self._stop_timeout = stop_timeout
         self._timeout = None if silence_timeout is None else HeartbeatTimeout(silence_timeout)
         self._reserved_port: ReservedPort | None = None
-        self._script: LaunchedScript | None = None
+        self._script: RunningScript | None = None
+        self._listener = threading.Thread(target=self._listen, name="autodist-agent", daemon=True)
         self._on_preempt = self._is_leaving = False
 
     def serve(self) -> None:
         """Handles messages until the connection or the script has ended; then ends the script if it still runs."""
-        threading.Thread(target=self._listen, name="autodist-agent", daemon=True).start()
+        self._listener.start()
         if self._timeout is None:
             self._ended.wait()
         else:
@@ -177,7 +197,7 @@ class Agent:
             self._ended.set()
         self._on_preempt = start.membership.on_preempt
 
-    def _answer_for(self, script: LaunchedScript) -> None:
+    def _answer_for(self, script: RunningScript) -> None:
         if not script.is_stopped():
             self.send(Progress.of_this_process(Doing.ELSE, script.began))
 

@@ -158,6 +158,25 @@ def tool_of(command: Command, main: Main, directory: str) -> str | None:
     return None if is_own and main.is_file(command.target, directory) else name
 
 
+def engine_of(command: Command) -> str | None:
+    """Returns the name of the program that runs functions in this process; None if it runs a script.
+
+    >>> engine_of(Command((), TargetKind.CODE, "from multiprocessing.spawn import spawn_main; …", ()))
+    'multiprocessing'
+    """
+    return next((name for kind, text, name in _ENGINES if command.kind is kind and text in command.target), None)
+
+
+_ENGINES = (
+    (TargetKind.CODE, "from multiprocessing.", "multiprocessing"),
+    (TargetKind.FILE, "/ray/_private/workers/default_worker.py", "Ray"),
+    (TargetKind.MODULE, "pyspark.", "Spark"),
+    (TargetKind.MODULE, "distributed.cli.dask_worker", "Dask"),
+    (TargetKind.FILE, "/bin/dask", "Dask"),
+)
+"""Kinds of commands, with a part of what they run, by the program that starts them."""
+
+
 def is_kernel() -> bool:
     """Returns True if this process is a notebook's kernel."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)

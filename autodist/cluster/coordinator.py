@@ -139,11 +139,11 @@ class Coordinator:
             self._open_connections()
             answers, own_facts = self._inspect()
             self._require_not_stopped()
-            check_all(answers, replace(own_facts, digest=self._script.digest), self._script.file)
+            check_all(answers, replace(own_facts, digest=self._script.digest), self._script.name)
             facts = [answer for answer in answers.values() if isinstance(answer, Facts)]
             self._network.open(facts, self._environment, lambda: self._phase is _Phase.STOPPED)
-        except BaseException:
-            self.abort("the run could not be prepared")
+        except BaseException as error:
+            self.abort("the run could not be prepared", cause=str(error))
             raise
 
     def start(self, payload: bytes) -> None:
@@ -229,19 +229,20 @@ class Coordinator:
             raise cause
         self._release()
 
-    def abort(self, reason: str, is_failure: bool = True) -> None:
+    def abort(self, reason: str, is_failure: bool = True, cause: str = "") -> None:
         """Stops all workers and returns when they are gone, within 10 s. Has no effect after `finish` or `abort`.
 
         Args:
             reason: reason for the end, for the log.
             is_failure: False if nothing is wrong.
+            cause: reason for the workers whose processes go on; empty for the same.
         """
         if self._is_over():
             return
         # If a worker has failed, the others are being stopped already, and its error has to be the last message.
         is_logged = is_failure and self._cause is None
         _log.log(logging.INFO if is_logged else logging.DEBUG, "stopping all workers: %s", reason)
-        self._stop_all()
+        self._stop_all(Stop(cause or reason) if is_failure else Stop())
 
     def first_cause(self, timeout: float) -> WorkerFailedError | None:
         """Returns the cause of the run's failure, if a worker failed; waits up to `timeout` seconds for its report.
@@ -365,7 +366,7 @@ class Coordinator:
         self._group.output.drain(_SHOWN_LIMIT)  # the error is shown below the worker's output
         with self._changed:
             self._cause = cause
-        self._group.send(Stop())
+        self._group.send(Stop(cause.reason, cause.worker, cause.last_lines))
         self._on_failure(cause)
         with self._changed:
             self._is_reported = True
@@ -388,14 +389,14 @@ class Coordinator:
         try:
             late = self._group.wait_for_processes()
         except BaseException:  # Ctrl-C
-            self._stop_all()
+            self._stop_all(Stop())
             raise
         if late:
             _log.warning(
                 "%s: the script is done, but its process did not end within %g s, and is stopped. Raise `end_timeout` "
                 "if its exit handlers need longer.", ", ".join(late), self._spec.end_timeout,
             )  # fmt: skip
-            self._stop_all()
+            self._stop_all(Stop())
         else:
             self._close(shown_limit=self._spec.end_timeout)
         if self._endings:
@@ -408,12 +409,12 @@ class Coordinator:
             else:
                 self._group.send(message)
 
-    def _stop_all(self) -> None:
+    def _stop_all(self, stop: Stop) -> None:
         """Stops all workers; returns when they are gone."""
         with self._changed:
             self._phase = _Phase.STOPPED
             self._changed.notify_all()
-        self._group.send(Stop())
+        self._group.send(stop)
         self._close()
 
     def _close(self, shown_limit: float = _SHOWN_LIMIT) -> None:

@@ -17,8 +17,8 @@ from typing import BinaryIO
 from autodist.cluster.firewall import Firewall
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
+from autodist.cluster.script_client import CONTROL_VARIABLE
 from autodist.cluster.timeouts import Stopwatch, heartbeat_interval
-from autodist.cluster.worker_client import CONTROL_VARIABLE
 from autodist.waits import Event
 
 # A longer line is forwarded in pieces of this many bytes.

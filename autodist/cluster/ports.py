@@ -79,6 +79,20 @@ def leave_listening_to_this_process(port: int) -> None:
                 _listening[int(entry.name)] = port
 
 
+def stop_listening() -> None:
+    """Closes the listening sockets of servers in this process, which cannot be stopped.
+
+    The descriptor stays open, on the null device: a server would otherwise use the next file of that number.
+    """
+    while _listening:
+        descriptor, port = _listening.popitem()
+        with contextlib.suppress(OSError):  # TensorFlow has closed it
+            if _listens_on(descriptor, port):
+                nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+                os.dup2(nothing, descriptor, inheritable=False)
+                os.close(nothing)
+
+
 def _listens_on(descriptor: int, port: int) -> bool:
     """Returns True if a descriptor is a TCP socket that listens on the port."""
     number = os.dup(descriptor)

@@ -9,13 +9,13 @@ from autodist.cluster.protocol import Facts, Lost
 from autodist.errors import ClusterError, MachinesAwayError
 
 
-def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | None = None) -> None:
+def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str = "") -> None:
     """Compares the facts of all agents with those of the chief.
 
     Args:
         answers: answer of each worker's agent, by the worker's name; includes the chief.
         chief: facts that every worker has to match; its digest is that of the script when it was started.
-        script: path of the script, if it is a file.
+        script: name of the script or the function, if it has a digest.
 
     Raises:
         MachinesAwayError: the only faults are machines that do not answer.
@@ -47,7 +47,7 @@ def compared_packages() -> tuple[str, ...]:
     return ("keras", *(["tf_keras"] if "tf_keras" in sys.modules else []))
 
 
-def faults(answer: Facts | Lost, chief: Facts, script: str | None = None, gone: Collection[str] = ()) -> list[str]:
+def faults(answer: Facts | Lost, chief: Facts, script: str = "", gone: Collection[str] = ()) -> list[str]:
     """Returns the faults of one worker, each with its fix; names of machines in `gone` need not resolve."""
     if isinstance(answer, Lost):
         return [answer.problem]
@@ -101,11 +101,11 @@ def _package_faults(name: str, package: str, there: str | None, chief_version: s
     return [f"{name} {state}; run `pip install {package}=={chief_version}` there"]
 
 
-def _script_faults(facts: Facts, chief: Facts, script: str | None) -> list[str]:
+def _script_faults(facts: Facts, chief: Facts, script: str) -> list[str]:
     if facts.digest is None or facts.digest == chief.digest:  # the agent reports a missing script among its problems
         return []
     return [
-        f"the script {script} differs from the one that the chief runs; copy that there, or share its folder (if it "
+        f"{script} differs from the one that the chief runs; copy that there, or share its folder (if it "
         "was changed after the start, start it again)"
     ]
 

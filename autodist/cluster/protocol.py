@@ -272,7 +272,17 @@ class Release(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """Coordinator to agent: end the script now."""
+    """Coordinator to agent: end the script now.
+
+    Attributes:
+        reason: reason of the failure that ends the run; empty if nothing is wrong.
+        worker: name of the worker that has failed; empty if none has.
+        last_lines: the last lines that it printed.
+    """
+
+    reason: _Text = ""
+    worker: _Text = ""
+    last_lines: tuple[_Text, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -294,9 +304,11 @@ class Exited(Message):
 
     Attributes:
         status: exit status; a negative one is the number of a signal.
+        reason: reason of the end of a function, which has no exit status of its own; empty for a script.
     """
 
     status: int
+    reason: _Text = ""
 
 
 @dataclass(frozen=True)

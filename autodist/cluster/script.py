@@ -8,7 +8,16 @@ import sys
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from autodist.cluster.command_line import Command, Main, TargetKind, is_kernel, is_same, script_behind, tool_of
+from autodist.cluster.command_line import (
+    Command,
+    Main,
+    TargetKind,
+    engine_of,
+    is_kernel,
+    is_same,
+    script_behind,
+    tool_of,
+)
 from autodist.cluster.environments.launcher_env import OF_ONE_PROCESS
 from autodist.cluster.start import ScriptStart, noted_start
 from autodist.errors import ClusterError
@@ -38,6 +47,7 @@ class Script:
         environment: environment variables to add to those of the worker's machine.
         pickled_code: pickled code that is in no file, such as a function of a notebook; workers read it as
             `WorkerClient.pickled_code`.
+        function: the function that the workers' processes run instead of a script, for messages; empty: none.
     """
 
     arguments: tuple[str, ...]
@@ -46,6 +56,12 @@ class Script:
     digest: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
     pickled_code: bytes = b""
+    function: str = ""
+
+    @property
+    def name(self) -> str:
+        """The script or the function, for messages."""
+        return f"the function {self.function}" if self.function else f"the script {self.file}"
 
     @staticmethod
     def of_this_process() -> Script:
@@ -114,10 +130,12 @@ def _find_command(start: ScriptStart, directory: str) -> Command:
             "This program was frozen (by PyInstaller, say) and contains no Python that could start other workers. Run "
             "it as a Python script, or use one worker."
         )
-    if command.kind is TargetKind.CODE and command.target.startswith("from multiprocessing."):
+    engine = engine_of(command)
+    if engine is not None:
         raise ClusterError(
-            "This process was started by multiprocessing, and other workers have no such parent. Create the AutoDist "
-            "of several workers in the main process of the script, or use one worker."
+            f"This process was started by {engine} to run functions, and not by a script that other workers could run. "
+            "Let the function join the run, `with autodist.join(…) as ad:`, or create the AutoDist of several workers "
+            "in the main process of a script, or use one worker."
         )
     if is_kernel():
         raise ClusterError(

@@ -124,11 +124,16 @@ class WorkerConnection(AgentConnection):
             case Lost():
                 self._end(message)
 
+    def _why_ended(self, output: str) -> str:
+        if output or self._shows:
+            return super()._why_ended(output)
+        return "its process ended without a report: it was killed (`dmesg` there shows whether memory ran out)"
+
     def _end(self, message: Exited | Lost) -> None:
         if self.ending is not None:
             return
         if isinstance(message, Exited):
-            reason = exit_reason(message.status, self.joined, self.done)
+            reason = message.reason or exit_reason(message.status, self.joined, self.done)
             self.ending = Ending(self.name, reason, self.last_lines)
         else:
             self.answer = self.answer or message

@@ -94,6 +94,16 @@ def words_of(error: BaseException) -> str:
     return "; ".join(dict.fromkeys(kept)) or str(error.message)
 
 
+def summary_of(error: BaseException) -> str:
+    """Returns the type and the text of an exception, for a sentence.
+
+    >>> summary_of(ValueError("too large")), summary_of(KeyboardInterrupt())
+    ('ValueError: too large', 'KeyboardInterrupt')
+    """
+    text = words_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def without_callers(trace: TracebackType | None, files: Collection[str]) -> TracebackType | None:
     """Returns a traceback without its outermost frames as far as they are in these files; keeps the last frame."""
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in files:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autodist.cluster.command_line import Main
 from autodist.cluster.failure import exit_reason
-from autodist.cluster.worker_client import CONTROL_VARIABLE
+from autodist.cluster.script_client import CONTROL_VARIABLE
 from autodist.errors import LaunchError
 from autodist.logs.terminal import log_to_the_terminal
 from autodist.notebook.call import LaunchedCall, Outcome, name_of

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from autodist.cluster.script import send_with_script
-from autodist.cluster.worker_client import WorkerClient
+from autodist.cluster.script_client import ScriptClient
 from autodist.errors import LaunchError
 from autodist.logs.formatting import without_callers
 from autodist.notebook.process import FILES
@@ -25,7 +25,7 @@ from autodist.runs.cli_overrides import take_over
 
 def main() -> None:
     sys.excepthook = _print_error
-    worker_client = WorkerClient.from_environment()
+    worker_client = ScriptClient.from_environment()
     if worker_client is not None:
         _call(worker_client.pickled_code)
         return

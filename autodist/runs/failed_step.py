@@ -46,6 +46,7 @@ class FailedStepGuard:
         self._timer: threading.Timer | None = None
         self._error: BaseException | None = None
         self._met_by_all: BaseException | None = None
+        self._is_over = False
         self._last_step_at: float | None = None
 
     def __bool__(self) -> bool:
@@ -109,6 +110,10 @@ class FailedStepGuard:
         if self._error is None:
             self._record(error)
 
+    def end_run(self, error: ClusterError) -> None:
+        """Raises `error` in all later calls: the run has ended, and the process goes on."""
+        self._error, self._is_over = error, True
+
     def close(self, is_survived: bool = False) -> None:
         """Stops the timer at the end of the script.
 
@@ -143,7 +148,7 @@ class FailedStepGuard:
             self._on_survived(error)
 
     def _raise_if_missed(self) -> None:
-        if isinstance(self._error, WorkerFailedError):
+        if isinstance(self._error, WorkerFailedError) or (self._is_over and self._error is not None):
             raise self._error
         if self._error is not None:
             error = f"{type(self._error).__name__}: {words_of(self._error)}"

@@ -11,7 +11,9 @@ from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
 
+from autodist.cluster.ports import stop_listening
 from autodist.cluster.protocol import Doing, Progress
+from autodist.cluster.script import Script
 from autodist.cluster.servers import start_server, wait_until_listening
 from autodist.cluster.stalls import Limits, StallWatch
 from autodist.cluster.worker_client import WorkerClient
@@ -65,6 +67,7 @@ class Peers:
         payload: the start message for workers that the chief starts.
         seed: seed of the run.
         startup: shows the progress of the start.
+        script: what the other workers run; None: the script of this process.
 
     Attributes:
         call_mismatch: this worker's call and the chief's, if they reached different calls before all had joined; ""
@@ -81,7 +84,9 @@ class Peers:
         payload: bytes,
         seed: int,
         startup: StartupProgress,
+        script: Script | None = None,
     ) -> None:
+        self._script = script
         self._spec, self._worker_client, self._payload, self._startup = spec, worker_client, payload, startup
         self._seed = seed
         self._launch: WorkerLaunch | None = None
@@ -134,7 +139,7 @@ class Peers:
         """On the chief, starts the other workers, if there are any, in the background."""
         if self._worker_client is None and len(self._spec.workers) > 1 and not _joined and self._launch is None:
             under_way = WorkerLaunch.under_way(self._spec)
-            self._launch = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._startup)
+            self._launch = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._startup, self._script)
             self._launch.on_failure = self._on_failure
             self._launch.coordinator.on_leaving = self._on_leaving
 
@@ -224,12 +229,14 @@ class Peers:
 
     def _join_chief(self, worker_client: WorkerClient, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
         worker_client.progress = self._progress
+        worker_client.on_failure = self.fail
+        worker_client.check()
         server = start_server(worker_client.addresses, worker_client.index, worker_client.reserved_port, config)
         worker_client.wait_for_chief()
         self.note_missed_text()
         # Longer than the chief, which reports the late worker.
         limit = self._spec.start_timeout + self._spec.cause_timeout
-        wait_until_listening(worker_client.addresses, limit, names=self._names)
+        wait_until_listening(worker_client.addresses, limit, worker_client.check, names=self._names)
         return server
 
     @property
@@ -298,11 +305,13 @@ class Peers:
                 raise cause from error
             raise
 
-    def cause_of(self, error: BaseException) -> WorkerFailedError | None:
+    def cause_of(self, error: BaseException) -> ClusterError | None:
         """Returns the worker failure that caused an error here; None if there is none or it cannot be known here."""
         if self._worker_client is not None and isinstance(error, _ECHOES):
             # The chief reports the failed worker and ends this one, which has nothing to add.
             self._worker_client.wait_to_be_ended(self._spec.cause_timeout)
+        if self._worker_client is not None:
+            return self._worker_client.failure if isinstance(error, _GONE) else None
         if self._launch is None or not isinstance(error, _GONE):
             return None
         return self.failure or self._launch.coordinator.first_cause(self._spec.cause_timeout)
@@ -342,6 +351,16 @@ class Peers:
         is_last_word = self.have_joined or self.is_raised
         if self.failure is not None and is_last_word and self._launch.coordinator.lines > self._lines_at_failure:
             log.error("%s", self.failure)  # repeated below the lines that other workers have printed since
+
+    def leave_process(self, limit: float) -> None:
+        """Frees the port of this worker's server, and ends the thread of its calls: the process goes on.
+
+        Args:
+            limit: seconds to wait for a call in progress.
+        """
+        if self._executor is not None:
+            self._executor.close(limit)
+        stop_listening()
 
     def finish(self) -> None:
         """On the chief, waits until the others have ended; on the others, until the chief has ended.

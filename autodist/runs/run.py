@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from autodist.cluster.hosted_function import HostedFunction
+from autodist.cluster.script_client import ScriptClient
 from autodist.cluster.timeouts import processor_share
 from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import AutoDistError, ClusterError, StrategyError
@@ -77,6 +79,7 @@ class Run:
             builder.
         chooses_by_cost: True if the strategy of several workers follows from measurements, in which all take part;
             likewise.
+        hosted: the function that takes part in the run in this process; None: a script does.
 
     Attributes:
         observer: receives notifications of training steps; used by the YAML's options that save something.
@@ -103,6 +106,7 @@ class Run:
     resumed: Mapping[str, Any] = field(default_factory=dict)
     divides_variables: bool = False
     chooses_by_cost: bool = False
+    hosted: HostedFunction | None = None
     _graph_runners: GraphRunners | None = None
     _chief_early_values: Mapping[str, str] = field(default_factory=dict)
 
@@ -115,7 +119,8 @@ class Run:
             self.chooses_by_cost = self.workers > 1 and find_auto(self.builder) is not None
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.startup = StartupProgress(is_chief=self.index == 0)
-        self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup)
+        script = None if self.hosted is None else self.hosted.script
+        self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup, script)
         self.tracker = VariableTracker(self.pull, self.workers)
         self._gathered_reads = GatheredReads(
             self.index, self.tracker, lambda: available_memory(self.spec.workers, self.index)
@@ -149,6 +154,8 @@ class Run:
             self._close_session,
             self._end_threads,
         )
+        if self.hosted is not None:
+            self.end.host(self.hosted.end)
         self.on_training: Callable[[], None] = lambda: None
         self.before_training: Callable[[], None] = lambda: None
         self.chief = ChiefOnly(self)
@@ -170,30 +177,32 @@ class Run:
         cls,
         choose: Callable[[], tuple[ResourceSpec, BuildsStrategy]],
         resume: Callable[[ResourceSpec], Mapping[str, Any]] = lambda spec: {},
+        hosted: HostedFunction | None = None,
     ) -> Run:
         """Returns the run that this process takes part in: a new one on the chief, the chief's on other workers.
 
         Args:
             choose: reads the machines and the strategy; called on the chief only.
             resume: returns the checkpoint to resume from, with its seed; called on the chief only.
+            hosted: the function that takes part in this process; None: a script does.
         """
-        worker_client = WorkerClient.from_environment()
+        worker_client = ScriptClient.from_environment() if hosted is None else hosted.client
         if worker_client is None:
             spec, builder = choose()
             resumed = resume(spec)
             earlier = WorkerLaunch.under_way(spec) if len(spec.workers) > 1 else None
             if earlier is not None:
-                return cls(spec, builder, None, earlier.seed, resumed)
+                return cls(spec, builder, None, earlier.seed, resumed, hosted=hosted)
             drawn = restarts.seed_of_next_run(
                 lambda: SEED if recorder() else resumed.get("seed", secrets.randbelow(2**31))
             )
-            return cls(spec, builder, None, drawn, resumed)
+            return cls(spec, builder, None, drawn, resumed, hosted=hosted)
         start = json.loads(worker_client.payload)
         draw_from(start["draws"])
         spec, resumed = ResourceSpec.from_payload(start["spec"]), start.get("resumed", {})
         return cls(
             spec, None, worker_client, start["seed"], resumed, start["divides"], start["chooses_by_cost"],
-            _chief_early_values=start["early"],
+            hosted, _chief_early_values=start["early"],
         )  # fmt: skip
 
     def _payload(self) -> bytes:
@@ -333,6 +342,18 @@ class Run:
             self._graph_runners.end_runs(_seconds(_END_LIMIT))
             self._peers.wait_until_idle(_seconds(_END_LIMIT))
             self.updates.wait_until_ended(_seconds(_END_LIMIT))
+
+    def leave_process(self) -> None:
+        """Frees the port of this worker's server and ends the run's threads, once the run has ended.
+
+        The process goes on: variables keep the values that `pull` has read, and evaluations run on this worker alone.
+        """
+        self.failed_step.end_run(
+            ClusterError("The run has ended with the block of autodist.join. Make all training steps within the block.")
+        )
+        self._graph_runners = None
+        self.updates.close(_seconds(_END_LIMIT))
+        self._peers.leave_process(_seconds(_END_LIMIT))
 
     def guard(self, call: Callable[..., R], *args: Any) -> R:
         """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.

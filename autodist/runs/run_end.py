@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
@@ -20,6 +20,22 @@ from autodist.runs.restarts import LostRun
 log = logging.getLogger("autodist")
 
 _INTERRUPTED = "the chief was interrupted"
+
+
+class CodeEnd(Protocol):
+    """The end of the code that trains; `ScriptEnd` documents the attributes."""
+
+    uncaught: list[BaseException]
+    interrupted_at: float | None
+    is_terminated: bool
+
+    @property
+    def is_bad(self) -> bool: ...
+
+    @property
+    def raised(self) -> BaseException | None: ...
+
+    def end_by(self, number: signal.Signals) -> None: ...
 
 
 class RunEnd:
@@ -39,6 +55,7 @@ class RunEnd:
             with that error.
         reason: the reason for stopping the others, if the script fails.
         error: the error of the run's end, after the script itself has ended; None if there was none.
+        code_end: the end of the script, or of the function; `host` sets the latter.
         is_leaving: True if this process has received SIGTERM and ends once everything is saved.
     """
 
@@ -54,11 +71,20 @@ class RunEnd:
     ) -> None:
         self._spec, self._is_chief, self._peers, self._failed_step = spec, is_chief, peers, failed_step
         self._await_updates, self._close_session, self._end_threads = await_updates, close_session, end_threads
-        self._script_end = watch_script_end()
+        self.code_end: CodeEnd = watch_script_end()
+        self._filters_log = is_chief  # other workers' agents filter their output all the time
         self.before: list[Callable[[], None]] = []
         self.reason = "the chief's script failed"
         self.error: AutoDistError | None = None
         self.is_leaving = False
+
+    def host(self, end: CodeEnd) -> None:
+        """Ends the run with a function, whose output no agent filters.
+
+        Args:
+            end: the end of the function.
+        """
+        self.code_end, self._filters_log = end, True
 
     @property
     def is_lost(self) -> bool:
@@ -68,13 +94,13 @@ class RunEnd:
     @property
     def is_bad(self) -> bool:
         """True if the script ends before its part of the run is done."""
-        failed = self._script_end.is_bad or self._peers.failure is not None or bool(self._failed_step)
+        failed = self.code_end.is_bad or self._peers.failure is not None or bool(self._failed_step)
         return failed or self._is_interrupted
 
     @property
     def _is_interrupted(self) -> bool:
         """True if Ctrl-C came after the script's last step, even if the script caught it and continued."""
-        moment = self._script_end.interrupted_at
+        moment = self.code_end.interrupted_at
         return moment is not None and not self._failed_step.has_stepped_since(moment)
 
     @contextmanager
@@ -86,11 +112,11 @@ class RunEnd:
         Args:
             is_shared: returns True after Ctrl-C if the workers make this call together.
         """
-        before = self._script_end.interrupted_at
+        before = self.code_end.interrupted_at
         try:
             yield
         except KeyboardInterrupt as error:
-            if self._peers.have_joined and self._script_end.interrupted_at != before and is_shared():
+            if self._peers.have_joined and self.code_end.interrupted_at != before and is_shared():
                 self._failed_step.note(error)
             raise
 
@@ -114,8 +140,8 @@ class RunEnd:
             saved_step: step of the last checkpoint; None if there is none.
             saved_as: path of that checkpoint.
         """
-        fault, ended_by = self._peers.fault, self._script_end.raised
-        is_ended = self._is_interrupted or self._script_end.is_terminated
+        fault, ended_by = self._peers.fault, self.code_end.raised
+        is_ended = self._is_interrupted or self.code_end.is_terminated
         if fault is None or is_ended or not (ended_by is None or _is_about_others(ended_by)):
             return None
         away = self._nodes_of(fault.workers if isinstance(fault, MachinesAwayError) else ())
@@ -131,9 +157,9 @@ class RunEnd:
         """Ends the run at the end of the script: the chief waits for all workers, the others wait for the chief."""
         has_begun = False
         try:
-            self._failed_step.close(is_survived=not self._script_end.is_bad)
-            # The end of inbox loops fills TensorFlow's log. Other workers' agents filter their output all the time.
-            with quiet_tensorflow(self._is_chief and self._peers.have_joined):
+            self._failed_step.close(is_survived=not self.code_end.is_bad)
+            # The end of inbox loops fills TensorFlow's log.
+            with quiet_tensorflow(self._filters_log and self._peers.have_joined):
                 has_begun = True
                 self._finish_and_end_threads()
         except KeyboardInterrupt:
@@ -163,7 +189,7 @@ class RunEnd:
         self._close_session()
         if self.is_bad:  # another worker only leaves; its agent reports that to the chief
             if self._is_interrupted and not self._is_chief:  # the chief reports it as the reason of this worker's end
-                self._script_end.end_by(signal.SIGINT)
+                self.code_end.end_by(signal.SIGINT)
             self._peers.abort(_INTERRUPTED if self._is_interrupted else self.reason)
             for error in self._run_callbacks():  # after the others are notified; the outcome is already known
                 log.error("%s", error)
@@ -190,16 +216,16 @@ class RunEnd:
         """
         if not self._is_chief:
             return  # the chief reports it
-        if self._script_end.is_bad and not self._peers.have_joined:
+        if self.code_end.is_bad and not self._peers.have_joined:
             return  # the script's own error is the first cause; other workers may have raised the same
-        if self._peers.failure is not None and not (self._peers.is_raised and self._script_end.is_bad):
+        if self._peers.failure is not None and not (self._peers.is_raised and self.code_end.is_bad):
             raise self._peers.failure
-        if self._failed_step.error is not None and not self._script_end.is_bad and not self._is_interrupted:
+        if self._failed_step.error is not None and not self.code_end.is_bad and not self._is_interrupted:
             error = self._failed_step.error
             raise ClusterError(
                 f"a step failed and the script continued: {type(error).__name__}: {words_of(error)}"
             ) from error
-        for error in self._script_end.uncaught:
+        for error in self.code_end.uncaught:
             if error is self._failed_step.error or isinstance(error, AutoDistError):
                 raise ClusterError(
                     f"a step failed in a thread of the script: {type(error).__name__}: {words_of(error)}"

@@ -37,6 +37,7 @@ class WorkerLaunch:
         seed: seed of the run.
         payload: start message for the workers.
         startup: shows the progress of the start.
+        script: what the workers run; None: the script of this process.
 
     Attributes:
         coordinator: coordinator of the workers.
@@ -45,11 +46,13 @@ class WorkerLaunch:
         has_joined: True if an AutoDist makes steps with them.
     """
 
-    def __init__(self, spec: ResourceSpec, seed: int, payload: bytes, startup: StartupProgress) -> None:
+    def __init__(
+        self, spec: ResourceSpec, seed: int, payload: bytes, startup: StartupProgress, script: Script | None = None
+    ) -> None:
         self._spec, self.seed, self._payload, self._startup = spec, seed, payload, startup
         self.on_failure: Callable[[WorkerFailedError], None] = lambda failure: None
         self.has_joined = False
-        self.coordinator = Coordinator(spec, self._on_failure, Script.of_this_process(), dict(os.environ))
+        self.coordinator = Coordinator(spec, self._on_failure, script or Script.of_this_process(), dict(os.environ))
         self._error: BaseException | None = None
         self._is_awaited = self._is_ended = False
         self._process = os.getpid()
@@ -73,6 +76,26 @@ class WorkerLaunch:
             _launches.remove(earlier)
             earlier.abort("the script has made another AutoDist", is_failure=False)
         return None
+
+    @staticmethod
+    def wait_for_current() -> None:
+        """Returns when the launch that has begun, if any, has started all workers.
+
+        Raises:
+            ClusterError: lists every fault of every machine.
+        """
+        if _launches:
+            _launches[-1].wait()
+
+    @staticmethod
+    def abort_unused(reason: str) -> None:
+        """Ends the workers of launches that no AutoDist makes steps with.
+
+        Args:
+            reason: reason for the end.
+        """
+        while _launches and not _launches[-1].has_joined:
+            _launches.pop().abort(reason)
 
     @property
     def has_failed(self) -> bool:

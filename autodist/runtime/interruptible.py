@@ -17,6 +17,8 @@ from autodist.waits import Event, result_of
 
 R = TypeVar("R")
 
+_Request = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+
 
 class InterruptibleExecutor:
     """Calls functions one at a time in a thread, while the callers wait.
@@ -27,14 +29,15 @@ class InterruptibleExecutor:
     """
 
     def __init__(self) -> None:
-        self._requests: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards all fields below
         self._failure: BaseException | None = None
         self._waiting: set[Future[Any]] = set()
         self._under_way = 0
         self._changed_at = time.monotonic()
         _executors.add(self)
-        threading.Thread(target=self._serve, name="autodist-caller", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="autodist-caller", daemon=True)
+        self._thread.start()
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
         """Returns `function(*args)`; callable from any thread.
@@ -85,6 +88,11 @@ class InterruptibleExecutor:
         self._requests.put((Future(), is_done.set, ()))
         is_done.wait(limit)
 
+    def close(self, limit: float) -> None:
+        """Ends the thread after the call in progress, for which it waits up to `limit` seconds; no call may follow."""
+        self._requests.put(None)
+        self._thread.join(limit)
+
     def _refuse(self) -> None:
         self._lock, self._waiting = threading.Lock(), set()  # a thread of the parent may have held the lock
         self._failure = ClusterError(
@@ -94,8 +102,8 @@ class InterruptibleExecutor:
         )
 
     def _serve(self) -> None:
-        while True:
-            future, function, args = self._requests.get()
+        while (request := self._requests.get()) is not None:
+            future, function, args = request
             outcome, error = (None, None) if future.done() else _outcome_of(function, args)
             with self._lock:
                 self._under_way -= 1

@@ -35,11 +35,11 @@ class Updates:
         self._on_failure, self._on_standing_failure = on_failure, on_standing_failure or on_failure
         self._standing: list[threading.Thread] = []
         self._is_ending = False
-        self._released: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._released: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._changed = Condition()
         self._pending = 0
         self._failure: BaseException | None = None
-        self._is_started = False
+        self._thread: threading.Thread | None = None
 
     def release(self, update: Callable[[], object]) -> None:
         """Queues `update` behind all that were released before it.
@@ -51,9 +51,9 @@ class Updates:
             if self._failure is not None:
                 raise self._failure
             self._pending += 1
-            if not self._is_started:
-                self._is_started = True
-                threading.Thread(target=self._serve, name="autodist-updates", daemon=True).start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="autodist-updates", daemon=True)
+                self._thread.start()
         self._released.put(update)
 
     def wait(self) -> None:
@@ -66,6 +66,12 @@ class Updates:
             self._changed.wait_for(lambda: not self._pending or self._failure is not None)
             if self._failure is not None:
                 raise self._failure
+
+    def close(self, limit: float) -> None:
+        """Ends the thread after the update in progress, for which it waits up to `limit` seconds; none may follow."""
+        self._released.put(None)
+        if self._thread is not None:
+            self._thread.join(limit)
 
     def repeat(self, update: Callable[[], object]) -> None:
         """Runs a standing update again and again; `STANDING` runs wait at a time."""
@@ -92,7 +98,7 @@ class Updates:
     @property
     def have_begun(self) -> bool:
         """True if an update was ever released."""
-        return self._is_started
+        return self._thread is not None
 
     @property
     def is_idle(self) -> bool:
@@ -100,8 +106,7 @@ class Updates:
         return not self._pending
 
     def _serve(self) -> None:
-        while True:
-            update = self._released.get()
+        while (update := self._released.get()) is not None:
             try:
                 update()
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that trains

@@ -36,7 +36,7 @@ import json, os, signal, subprocess, sys, threading, time
 from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.environments.start_rendezvous import join_rendezvous
 from autodist.cluster.script import Script
-from autodist.cluster.worker_client import WorkerClient
+from autodist.cluster.script_client import ScriptClient
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
@@ -50,7 +50,7 @@ def failed(error):
     stop.set()
 
 stop = threading.Event()
-worker_client = WorkerClient.from_environment()
+worker_client = ScriptClient.from_environment()
 if worker_client is None:
     spec = ResourceSpec.from_dict(json.loads({spec!r}))
     spec = join_rendezvous(spec, None, lambda: 0) if spec.is_given else spec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autodist.cluster.worker_client import CONTROL_VARIABLE
+from autodist.cluster.script_client import CONTROL_VARIABLE
 from tests.cluster.runs import within
 from tests.cluster.trainings import Training
 

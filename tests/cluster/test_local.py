@@ -379,7 +379,7 @@ coordinator.abort("failed")
 
 def test_process_started_by_a_worker_cannot_take_part_again(tmp_path: Path) -> None:
     worker = """
-code = "from autodist.cluster.worker_client import WorkerClient; WorkerClient.from_environment()"
+code = "from autodist.cluster.script_client import ScriptClient; ScriptClient.from_environment()"
 done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 print(done.stderr.splitlines()[-1])
 worker_client.wait_for_end()

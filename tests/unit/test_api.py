@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from autodist import AutoDist, ResourceSpec
-from autodist.cluster.worker_client import WorkerClient
+from autodist.cluster.script_client import ScriptClient
 from autodist.errors import ClusterError
 from autodist.runs import resolve_config
 from autodist.runtime.draws import Draws
@@ -47,7 +47,7 @@ class AnotherWorker:
 
 
 def test_other_workers_need_neither_the_yaml_nor_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerClient, "from_environment", staticmethod(AnotherWorker))
+    monkeypatch.setattr(ScriptClient, "from_environment", staticmethod(AnotherWorker))
     ad = AutoDist("/not/there.yml", strategy="not_installed.Builder")
     assert (ad.worker_index, ad.num_workers, ad.num_replicas) == (1, 2, 2)
 

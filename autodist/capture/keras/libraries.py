@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from typing import Any
@@ -16,8 +17,12 @@ def legacy_keras() -> Any | None:
 
 
 def uses_legacy_keras() -> bool:
-    """Returns True if `tf.keras` is tf_keras and is not imported yet; its first use imports it."""
-    return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and legacy_keras() is None
+    """Returns True if `tf.keras` is tf_keras and is not imported yet; its first use imports it.
+
+    Ray sets the variable also where tf_keras is not installed; the script then uses `keras`.
+    """
+    is_set = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+    return is_set and legacy_keras() is None and importlib.util.find_spec("tf_keras") is not None
 
 
 def is_legacy(model: Any) -> bool:

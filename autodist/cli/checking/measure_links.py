@@ -15,8 +15,8 @@ import tensorflow as tf
 from autodist.cli.checking.links import ENVIRONMENT, MeasuredLink, MeasureOrder
 from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.script import Script
+from autodist.cluster.script_client import ScriptClient
 from autodist.cluster.servers import start_server, wait_until_listening
-from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import AutoDistError
 from autodist.resources import ResourceSpec
 from autodist.runs.measuring.link_probe import TimeLimits
@@ -28,7 +28,7 @@ _RUN_LIMIT = 20.0
 
 def main() -> int:
     logging.getLogger("autodist").setLevel(logging.ERROR)  # the check itself reports open ports
-    worker_client = WorkerClient.from_environment()
+    worker_client = ScriptClient.from_environment()
     if worker_client is None:
         return _measure_all(MeasureOrder.model_validate_json(sys.stdin.buffer.read()))
     start_server(worker_client.addresses, worker_client.index, worker_client.reserved_port)

@@ -174,7 +174,7 @@ def faults_of(checked: CheckedMachine, machines: Sequence[CheckedMachine], scrip
         return problems
     chief = machines[0].machine
     if chief is not None:
-        problems += faults(checked.machine.facts, chief.facts, script)
+        problems += faults(checked.machine.facts, chief.facts, f"the script {script}")
     else:
         problems += checked.machine.facts.problems
     problems += _gpu_faults(checked)

@@ -5,5 +5,5 @@ relay process on its machine. Every other process becomes a *follower*: it conne
 the run's secret (`handshake`), and is then the agent of its worker, over that connection instead of SSH.
 
     chief's script                                      a process that the scheduler has started
-    Coordinator ── Channel ── rendezvous server ── TCP ── follower (an agent) ── guard ── the same script: WorkerClient
+    Coordinator ── Channel ── rendezvous server ── TCP ── follower (an agent) ── guard ── the same script: ScriptClient
 """

@@ -14,47 +14,28 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from pydantic import TypeAdapter
 
 from autodist.cluster.agent import Agent
-from autodist.cluster.environments.handshake import (
-    MAX_LINE,
-    Challenge,
-    Hello,
-    Refused,
-    RefusedError,
-    Welcome,
-    decode,
-    is_welcome,
-    nonce,
-    prove,
-)
+from autodist.cluster.environments.connect import connect
+from autodist.cluster.environments.handshake import RefusedError, Welcome
 from autodist.cluster.environments.launcher_env import GivenCluster
-from autodist.cluster.environments.local_facts import count_gpus_apart, hello_of
-from autodist.cluster.environments.secret import SecretSource
-from autodist.cluster.protocol import Exited, Inspect, Line, Lost, Message, Release, Start, Stop, encode
+from autodist.cluster.environments.local_facts import count_gpus_apart
+from autodist.cluster.protocol import Exited, Inspect, Line, Lost, Message, Release, Start, Stop
 from autodist.cluster.script import Script
-from autodist.cluster.timeouts import Stopwatch
-from autodist.errors import BAD_INPUT, AutoDistError, ClusterError, ResourceSpecError
+from autodist.errors import BAD_INPUT, AutoDistError, ResourceSpecError
 from autodist.logs.terminal import print_message
 
 VARIABLE = "AUTODIST_FOLLOWS"
 """Environment variable with the follower's order, as JSON."""
 
-_RETRY_INTERVAL, _MESSAGE_LIMIT, _HANG_UP_LIMIT = 0.5, 10.0, 2.0
-
-# Number of refused secrets after which this process gives up; at first, the file may hold an earlier run's secret.
-_TRIES = 3
+_HANG_UP_LIMIT = 2.0
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-_Expected = TypeVar("_Expected", Challenge, Welcome)
 
 
 @dataclass(frozen=True)
@@ -174,85 +155,6 @@ class Follower(Agent):
         print_message(text)
 
 
-def join(order: FollowerOrder, environment: MutableMapping[str, str]) -> tuple[socket.socket, Welcome]:
-    """Connects to the chief, and joins the run.
-
-    Raises:
-        RefusedError: the chief refuses this process.
-        ClusterError: the chief did not answer in time.
-        ResourceSpecError: there is no secret.
-    """
-    given = order.given
-    source = SecretSource.find(given, environment)
-    hello = hello_of(given, environment, count_gpus_apart)
-    stopwatch, refused, problem = Stopwatch(_MESSAGE_LIMIT), 0, "nothing listens there"
-    secret: bytes | None = None
-    print_message(f"{given.form}: process {given.index} joins the chief at {given.chief}, port {given.port}")
-    while stopwatch.read() < order.join_timeout:
-        try:
-            return _join_once(given, hello, source)
-        except FileNotFoundError as error:
-            problem = (
-                f"the chief's file {error.filename} with the secret does not exist here: is the home directory "
-                "shared? If not, set AUTODIST_SECRET for all processes"
-            )
-        except RefusedError as error:
-            before, secret = secret, _read_if_there(source)
-            refused += 1
-            if not error.is_secret or refused == _TRIES or (source.text is not None) or (before == secret):
-                raise RefusedError(
-                    f"The chief at {given.chief}, port {given.port}, refuses process {given.index}: {error}.",
-                    error.is_secret,
-                ) from None
-        except OSError as error:
-            problem = error.strerror or str(error)
-        time.sleep(_RETRY_INTERVAL)
-    raise ClusterError(
-        f"Process {given.index} found no chief at {given.chief}, port {given.port}, within {order.join_timeout:g} s "
-        f"({problem}). Check that process 0 runs there and still waits for others, and that no firewall is in between."
-    )
-
-
-def _read_if_there(source: SecretSource) -> bytes | None:
-    try:
-        return source.read()
-    except FileNotFoundError:
-        return None
-
-
-def _join_once(given: GivenCluster, hello: Hello, source: SecretSource) -> tuple[socket.socket, Welcome]:
-    connection = socket.create_connection((given.chief, given.port), timeout=_MESSAGE_LIMIT)
-    try:
-        lines = connection.makefile("rb", buffering=0)
-        hello = replace(hello, nonce=nonce())
-        connection.sendall(encode(hello))
-        challenge = _expect(lines.readline(MAX_LINE), Challenge)
-        secret = source.read()  # not earlier: the chief writes the file before it listens
-        connection.sendall(encode(prove(secret, hello, challenge)))
-        answer = _expect(lines.readline(MAX_LINE), Welcome)
-        if not is_welcome(secret, hello, challenge, answer):
-            raise RefusedError(
-                "the process that listens there does not know the secret: it is not this run's chief", True
-            )
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection, answer
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _expect(line: bytes, kind: type[_Expected]) -> _Expected:
-    if not line:
-        raise OSError("it closed the connection")
-    message = decode(line)
-    if isinstance(message, Refused):
-        raise RefusedError(message.problem, message.is_secret)
-    if not isinstance(message, kind):
-        raise RefusedError("it sent an unexpected message")
-    return message
-
-
 def _print(line: Line) -> None:
     """Prints a line of the script to this process's outputs, which the scheduler collects."""
     stream = getattr(sys, line.stream)
@@ -266,7 +168,7 @@ def main() -> int:
     for number in _SIGNALS:  # process 1 of a container ignores signals that it does not handle
         signal.signal(number, _end)
     try:
-        connection, welcome = join(order, os.environ)
+        connection, welcome = connect(order.given, os.environ, order.join_timeout, count_gpus_apart)
     except AutoDistError as error:
         print_message(f"error: {error}")
         return BAD_INPUT if isinstance(error, (RefusedError, ResourceSpecError)) else 1

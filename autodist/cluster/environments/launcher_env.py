@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.cluster.addresses import is_loopback
+from autodist.cluster.addresses import is_loopback, split_host_and_port
 from autodist.errors import ResourceSpecError
+from autodist.resources import is_own_address
 
 Environment = Mapping[str, str]
 
@@ -55,7 +56,8 @@ class GivenCluster:
     @property
     def is_on_one_machine(self) -> bool:
         """True if all processes run on this machine."""
-        return is_loopback(self.chief)
+        hosts = {split_host_and_port(address)[0] for address in self.addresses}
+        return is_loopback(self.chief) or (len(hosts) == 1 and is_own_address(self.chief))
 
 
 class LauncherEnv(ABC):

@@ -120,6 +120,14 @@ class Rendezvous:
             self._process.kill()
             self._process.wait()
 
+    def leave(self, reason: str) -> None:
+        """The same as `close`, in a process that goes on."""
+        atexit.unregister(self.close)
+        self.close(reason)
+        if self._process is not None and self._process.stdout is not None:
+            self._reading.join(_CLOSE_LIMIT)
+            self._process.stdout.close()
+
     def _collect(self, own: Hello, replicas: int | None) -> Machines:
         if self._source is not None:
             self._start_server(self._source.make().decode())
@@ -134,9 +142,10 @@ class Rendezvous:
             self._limits.silence_timeout, self._limits.stop_timeout,
         )  # fmt: skip
         self._process, self._channels = start_relay("rendezvous", order, self._count - 1, stdout=subprocess.PIPE)
-        threading.Thread(
+        self._reading = threading.Thread(
             target=self._read_events, args=(self._process,), name="autodist-rendezvous-events", daemon=True
-        ).start()
+        )
+        self._reading.start()
 
     def _read_events(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None, "stdout is a pipe"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING
 
-from autodist.cluster.environments.launcher_env import RENDEZVOUS_DONE
+from autodist.cluster.environments.launcher_env import RENDEZVOUS_DONE, GivenCluster
 from autodist.cluster.environments.launchers import find, require
 from autodist.cluster.environments.slurm import allocated_nodes
-from autodist.cluster.script import Script
+from autodist.cluster.script import Script, require_script
 from autodist.cluster.transport import Channel
 from autodist.errors import ClusterError, ResourceSpecError
 from autodist.resources import ResourceSpec
@@ -49,17 +49,54 @@ def join_rendezvous(spec: ResourceSpec, replicas: int | None, count_gpus: Callab
         )
     # Imported here: most processes that import AutoDist need no rendezvous.
     from autodist.cluster.environments.follower import FollowerOrder, follow
-    from autodist.cluster.environments.local_facts import hello_of
-    from autodist.cluster.environments.rendezvous import Rendezvous
 
     given = require(os.environ)
     if given.index:
         follow(FollowerOrder(given, Script.of_this_process(), spec.join_timeout))
-    rendezvous = Rendezvous(given, spec, os.environ)
-    machines = rendezvous.wait(hello_of(given, os.environ, count_gpus), replicas)
+    if given.count != 1:
+        require_script()  # now: the others would wait for this process to fail
+    met = meet(given, spec, replicas, count_gpus, os.environ)
     os.environ[RENDEZVOUS_DONE] = "yes"
+    return met
+
+
+def meet(
+    given: GivenCluster,
+    spec: ResourceSpec,
+    replicas: int | None,
+    count_gpus: Callable[[], int],
+    environment: MutableMapping[str, str],
+) -> ResourceSpec:
+    """On the chief, waits for all processes of the cluster and returns the machines.
+
+    Args:
+        given: the cluster of this process.
+        spec: the user's other settings.
+        replicas: as for `join_rendezvous`.
+        count_gpus: as for `join_rendezvous`.
+        environment: environment variables of this process; AUTODIST_SECRET is removed.
+
+    Raises:
+        ResourceSpecError: there is no secret.
+        ClusterError: a process has not joined or cannot take part.
+    """
+    from autodist.cluster.environments.local_facts import hello_of
+    from autodist.cluster.environments.rendezvous import Rendezvous
+
+    rendezvous = Rendezvous(given, spec, environment)
+    machines = rendezvous.wait(hello_of(given, environment, count_gpus), replicas)
     _completed.append(rendezvous)
     return spec.with_nodes(machines.nodes, machines.allotments)
+
+
+def leave_rendezvous(reason: str) -> None:
+    """On the chief, ends the rendezvous: the process goes on.
+
+    Args:
+        reason: sent to the other processes, if the run was not started.
+    """
+    while _completed:
+        _completed.pop().leave(reason)
 
 
 def channels_of_followers() -> tuple[Channel, ...]:

@@ -51,7 +51,7 @@ def test_other_micro_version_of_python_is_no_fault() -> None:
     ],
 )
 def test_each_fault_has_words(facts: Facts | Lost, words: list[str]) -> None:
-    (fault,) = faults(facts, FIT, "/train.py")
+    (fault,) = faults(facts, FIT, "the script /train.py")
     assert all(word in fault for word in words)
 
 

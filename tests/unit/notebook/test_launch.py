@@ -12,7 +12,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from autodist.cluster.worker_client import CONTROL_VARIABLE
+from autodist.cluster.script_client import CONTROL_VARIABLE
 from autodist.errors import LaunchError, ResourceSpecError, StrategyError, WorkerFailedError
 from autodist.notebook import launch as launch_module
 from autodist.notebook.call import LaunchedCall, LaunchedTraceback, Outcome

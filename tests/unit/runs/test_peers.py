@@ -74,7 +74,8 @@ class Coordinator:
 
 def of_two(is_chief: bool) -> Peers:
     """Peers that have joined and whose processes go on."""
-    waits = {"index": 1, "let_chief_fail_first": lambda limit: None, "wait_to_be_ended": lambda limit: None}
+    nothing = lambda limit: None  # noqa: E731
+    waits = {"index": 1, "failure": None, "let_chief_fail_first": nothing, "wait_to_be_ended": nothing}
     peers = Peers(SPEC, None if is_chief else SimpleNamespace(**waits), b"", 0, StartupProgress(is_chief))
     peers._executor = InterruptibleExecutor()
     peers._launch = SimpleNamespace(coordinator=Coordinator()) if is_chief else None

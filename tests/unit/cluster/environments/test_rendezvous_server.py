@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from autodist.cluster.environments import follower as following
+from autodist.cluster.environments.connect import connect
 from autodist.cluster.environments.follower import Follower
 from autodist.cluster.environments.handshake import Welcome
 from autodist.cluster.environments.launcher_env import GivenCluster
@@ -83,7 +84,7 @@ def chief(port: int) -> Iterator[Chief]:
 
 def join(port: int, index: int, secret: str = SECRET, limit: float = 10, **about: Any) -> tuple[socket.socket, Welcome]:
     given = GivenCluster("by hand", index, about.pop("count", 3), "127.0.0.1", port, **about)
-    return following.join(following.FollowerOrder(given, SCRIPT, limit), {"AUTODIST_SECRET": secret})
+    return connect(given, {"AUTODIST_SECRET": secret}, limit, lambda: 0)
 
 
 def test_who_knows_the_secret_is_let_in_and_heard(chief: Chief, port: int) -> None:
@@ -236,9 +237,9 @@ def test_a_secret_that_the_chief_has_not_left_is_reported(
     chief: Chief, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    order = following.FollowerOrder(GivenCluster("SLURM", 1, 3, "127.0.0.1", port, job="slurm-1-0"), SCRIPT, 0.3)
+    given = GivenCluster("SLURM", 1, 3, "127.0.0.1", port, job="slurm-1-0")
     with pytest.raises(ClusterError, match=r"the chief's file .*slurm-1-0 with the secret does not exist"):
-        following.join(order, {})
+        connect(given, {}, 0.3, lambda: 0)
 
 
 def test_a_follower_that_was_informed_why_nothing_starts_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,13 +260,13 @@ def test_a_process_that_becomes_a_follower_is_reported_its_order(monkeypatch: py
     )
     following.follow(order)
     monkeypatch.setenv(following.VARIABLE, found[0][following.VARIABLE])
-    reported: list[following.FollowerOrder] = []
+    reported: list[tuple[GivenCluster, float]] = []
 
-    def join(order: following.FollowerOrder, environment: object) -> None:
-        reported.append(order)
+    def connect_to_none(given: GivenCluster, environment: object, limit: float, count_gpus: object) -> None:
+        reported.append((given, limit))
         raise ClusterError("there is no chief")
 
-    monkeypatch.setattr(following, "join", join)
+    monkeypatch.setattr(following, "connect", connect_to_none)
     monkeypatch.setattr(following, "_SIGNALS", ())  # this process keeps its handlers
     assert following.main() == 1
-    assert reported == [order]
+    assert reported == [(order.given, 0.3)]

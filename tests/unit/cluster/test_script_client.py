@@ -23,8 +23,8 @@ from autodist.cluster.protocol import (
     decode,
     encode,
 )
+from autodist.cluster.script_client import ScriptClient
 from autodist.cluster.script_end import watch_script_end
-from autodist.cluster.worker_client import WorkerClient
 
 
 class Chief:
@@ -34,7 +34,7 @@ class Chief:
         self._control, theirs = socket.socketpair()
         self._lines = self._control.makefile("rb")
         self.say(Membership(1, "localhost:1", ("a:1", "b:2"), b"", 3.0, silence_timeout, on_preempt=on_preempt))
-        self.worker_client = WorkerClient(theirs, reserve_port(None))
+        self.worker_client = ScriptClient(theirs, reserve_port(None))
 
     def say(self, message: Message) -> None:
         self._control.sendall(encode(message))
@@ -75,7 +75,7 @@ def test_what_the_chief_says_is_received_in_order_and_waited_for(chief: Chief) -
     assert heard == ["first", "second"]
 
 
-def _raise(worker_client: WorkerClient, reported: list[str]) -> threading.Thread:
+def _raise(worker_client: ScriptClient, reported: list[str]) -> threading.Thread:
     sys.excepthook = lambda kind, error, trace: reported.append(str(error))
     worker_client.let_chief_fail_first(60.0)
     thread = threading.Thread(target=sys.excepthook, args=(ValueError, ValueError("boom"), None))
@@ -116,7 +116,7 @@ def test_the_first_sigterm_is_reported_to_a_chief_that_saves_then(saving_chief: 
 
 def test_the_agent_s_own_sigterm_ends_the_script(saving_chief: Chief, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr("autodist.cluster.worker_client._end_own_group", lambda limit: ended.set())
+    monkeypatch.setattr("autodist.cluster.script_client._end_own_group", lambda limit: ended.set())
     saving_chief.say(ProgressRequest())  # the client may not have read it by then
     saving_chief.end_the_script()
     assert not watch_script_end().heeds_termination()
@@ -127,7 +127,7 @@ def test_the_agent_s_own_sigterm_ends_the_script(saving_chief: Chief, monkeypatc
 
 def test_a_script_ends_itself_when_its_agent_sends_nothing_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr("autodist.cluster.worker_client._end_own_group", lambda limit: ended.set())
+    monkeypatch.setattr("autodist.cluster.script_client._end_own_group", lambda limit: ended.set())
     chief = Chief(silence_timeout=0.5)
     for _ in range(4):
         chief.say(Heartbeat())
@@ -139,7 +139,7 @@ def test_a_script_ends_itself_when_its_agent_sends_nothing_for_too_long(monkeypa
 def test_an_agent_that_ends_its_script_is_not_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the guard gives the script more time than an agent may be silent."""
     ended = threading.Event()
-    monkeypatch.setattr("autodist.cluster.worker_client._end_own_group", lambda limit: ended.set())
+    monkeypatch.setattr("autodist.cluster.script_client._end_own_group", lambda limit: ended.set())
     chief = Chief(silence_timeout=0.2)
     chief.end_the_script()
     assert not ended.wait(1.5)
