@@ -12,6 +12,9 @@ represents the worker; a *worker connection* represents it in the coordinator.
 If a scheduler has started all processes, they find each other through the rendezvous server of
 `autodist.cluster.environments`. Each process is then the agent of its own worker.
 
+If another program calls a function in its processes (`hosted_function`), nothing is started: the agent and the worker
+client are threads of such a process.
+
 This file imports nothing: the agent and the guard are loaded through it and must start fast. Import each name from its
 module (`autodist.cluster.coordinator`, `.script_client`, `.servers`).
 """

@@ -122,7 +122,7 @@ def warn_if_alone(machines: int) -> None:
         return  # the run does not use the malformed variable
     if given is not None and (given.count or 2) > 1 and RENDEZVOUS_DONE not in os.environ:
         _log.warning(
-            "this is process %d%s (%s), and it trains without the others: set `nodes: given` in the YAML, or start "
-            "it by `autodist run`, to train together.",
+            "this is process %d%s (%s), and it trains without the others: set `nodes: given` in the YAML, start it by "
+            "`autodist run`, or call `autodist.join` in a function, to train together.",
             given.index, f" of {given.count}" if given.count else "", given.form,
         )  # fmt: skip
