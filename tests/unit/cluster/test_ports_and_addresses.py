@@ -7,7 +7,13 @@ import pytest
 
 from autodist.cluster import addresses, ports
 from autodist.cluster.addresses import check_reach, host_and_port, is_loopback, split_host_and_port, unresolved
-from autodist.cluster.ports import is_open_to_others, leave_listening_to_this_process, listen, reserve_port
+from autodist.cluster.ports import (
+    is_open_to_others,
+    leave_listening_to_this_process,
+    listen,
+    reserve_port,
+    stop_listening,
+)
 from autodist.errors import ClusterError
 
 
@@ -70,6 +76,15 @@ def test_port_with_connections_of_a_moment_ago_can_be_asked_for() -> None:
     held = reserve_port(port)
     assert held.port == port
     held.release()
+
+
+def test_a_server_that_cannot_be_stopped_stops_listening() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        leave_listening_to_this_process(port)
+        stop_listening()
+        socket.create_server(("127.0.0.1", port)).close()
+        assert os.readlink(f"/proc/self/fd/{server.fileno()}") == os.devnull, "no other file gets its number"
 
 
 def test_port_of_a_listening_server_is_taken() -> None:

@@ -159,6 +159,8 @@ def test_child_of_multiprocessing_and_frozen_program_are_refused(
 ) -> None:
     with pytest.raises(ClusterError, match="started by multiprocessing"):
         started(["-c", "from multiprocessing.spawn import spawn_main; spawn_main()", "--multiprocessing-fork"])
+    with pytest.raises(ClusterError, match=r"started by Ray to run functions.*with autodist.join\(…\) as ad:"):
+        started(["/venv/lib/python3.11/site-packages/ray/_private/workers/default_worker.py", "--node-ip-address=::1"])
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(ClusterError, match="was frozen"):
         started(["train.py"])

@@ -93,6 +93,15 @@ def test_the_chief_of_a_job_of_kubernetes_is_the_pod_with_index_0() -> None:
     assert Kubernetes(str).read(POD | {"AUTODIST_CHIEF": "one:7"}).chief == "one"
 
 
+@pytest.mark.parametrize("hosts, is_one", [(("127.0.0.1",) * 2, True), (("own", "own"), True), (("own", "b"), False)])
+def test_processes_under_one_address_of_this_machine_need_no_secret(
+    hosts: tuple[str, str], is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autodist.cluster.environments.launcher_env.is_own_address", "own".__eq__)
+    workers = [f"{host}:{port}" for port, host in enumerate(hosts, start=1)]
+    assert TFConfig().read(tf_config("worker", worker=workers)).is_on_one_machine == is_one
+
+
 @pytest.mark.parametrize("form, environment", [(OpenMPI(), MPI), (PMI(), PMI_RANKS)], ids=["Open MPI", "PMI"])
 def test_ranks_are_reported_the_chief_unless_all_are_on_one_machine(
     form: LauncherEnv, environment: Environment
