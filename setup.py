@@ -15,6 +15,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 # They stand at the top because they are what people extend; `strategies` is imported as `autodist.strategies`.
 FOLDERS = ("strategies", "kernels", "proto")
 
+# autodist.proto.descriptor_set reads it.
+DESCRIPTOR_SET = "messages.binpb"
+
 
 def all_packages() -> list[str]:
     """Every folder that has an `__init__.py`, by the name under which it is imported."""
@@ -26,21 +29,20 @@ def all_packages() -> list[str]:
 
 
 def compile_protos(target: pathlib.Path) -> None:
-    """Writes `X_pb2.py` and its types `X_pb2.pyi` for each `proto/X.proto` into the folder `target`.
+    """Writes the descriptor set of all protos, and the types `X_pb2.pyi` of each `X.proto`, into the folder `target`.
 
     A file that is there with what is to stand in it is left alone: somebody may read it just now.
-
-    The compiler is that of the lowest protobuf which TensorFlow allows (pyproject.toml pins it), because generated code
-    is refused by every runtime that is older than its compiler.
     """
     protos = sorted(path.name for path in (HERE / "proto").glob("*.proto"))
     with tempfile.TemporaryDirectory() as made:
+        folder = pathlib.Path(made) / "autodist" / "proto"
+        folder.mkdir(parents=True)
         # `-Iautodist/proto=proto` gives the files the names under which they are imported.
-        outputs = [f"--python_out={made}", f"--pyi_out={made}"]
+        outputs = [f"--descriptor_set_out={folder / DESCRIPTOR_SET}", "--include_imports", f"--pyi_out={made}"]
         command = [sys.executable, "-m", "grpc_tools.protoc", "-Iautodist/proto=proto", *outputs]
         subprocess.run([*command, *(f"proto/{name}" for name in protos)], cwd=HERE, check=True)
-        new = {path.name: path.read_bytes() for path in sorted((pathlib.Path(made) / "autodist" / "proto").iterdir())}
-        old = {path.name: path.read_bytes() for path in target.glob("*_pb2.py*")}
+        new = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        old = {path.name: path.read_bytes() for path in [*target.glob("*_pb2.pyi"), *target.glob(DESCRIPTOR_SET)]}
         for name in old.keys() - new.keys():
             (target / name).unlink()
         for name, text in new.items():
@@ -90,7 +92,7 @@ class BuildProtos(Command):
     @staticmethod
     def _made() -> list[str]:
         stems = sorted(path.stem for path in (HERE / "proto").glob("*.proto"))
-        return [f"{stem}_pb2{suffix}" for stem in stems for suffix in (".py", ".pyi")]
+        return [DESCRIPTOR_SET, *(f"{stem}_pb2.pyi" for stem in stems)]
 
 
 class BuildWithProtos(build):

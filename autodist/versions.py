@@ -1,4 +1,4 @@
-"""The versions of Python, TensorFlow and protobuf that AutoDist supports; checked when AutoDist is imported."""
+"""The versions of Python, TensorFlow, Keras and protobuf that AutoDist supports; checked when AutoDist is imported."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ VERSION = "0.1.0"
 """The version of AutoDist."""
 
 LOWEST_PYTHON, HIGHEST_PYTHON = (3, 11), (3, 13)
-LOWEST_TENSORFLOW = (2, 18)
-SUPPORTED_TENSORFLOW = (2, 21)
-# protobuf refuses the generated code of autodist.proto if it is older than the compiler (pyproject.toml).
-LOWEST_PROTOBUF = (6, 31, 1)
+LOWEST_TENSORFLOW, HIGHEST_TENSORFLOW = (2, 18), (2, 21)
+LOWEST_KERAS = (3, 8)
+LOWEST_PROTOBUF = (4, 25)
 
-_INSTALL_TENSORFLOW = "pip install 'tensorflow==2.21.*'"
 # The package names of TensorFlow; all of them install the module `tensorflow`.
 _TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
 
@@ -29,47 +27,52 @@ _log = logging.getLogger("autodist")
 def check_versions() -> None:
     """Checks the versions of required packages from their metadata, without importing them.
 
-    TensorFlow 2.21 is supported and tested. Any other version from 2.18 may work and causes a warning in the log.
+    A TensorFlow that is newer than the tested ones may work and causes a warning in the log.
 
     Raises:
-        UnsupportedVersionError: Python is not 3.11 to 3.13, TensorFlow is missing or below 2.18, or protobuf is below
-            6.31.1.
+        UnsupportedVersionError: Python is not 3.11 to 3.13, TensorFlow is missing or below 2.18, Keras is below 3.8, or
+            protobuf is below 4.25.
     """
     python = (sys.version_info[0], sys.version_info[1])
     if not LOWEST_PYTHON <= python <= HIGHEST_PYTHON:
-        needed = f"{_dotted(LOWEST_PYTHON)} to {_dotted(HIGHEST_PYTHON)}"
+        needed = _range(LOWEST_PYTHON, HIGHEST_PYTHON)
         mend = "create a virtual environment with one of these (python3.11 -m venv …) and install AutoDist there"
         raise UnsupportedVersionError("Python", _dotted(python), needed, mend)
     _check_tensorflow(next(filter(None, map(_installed, _TENSORFLOW_NAMES)), None))
-    protobuf = _installed("protobuf")
-    if protobuf is None or _numbers(protobuf) < LOWEST_PROTOBUF:
-        needed = f"{_dotted(LOWEST_PROTOBUF)} or newer, below 8"
-        raise UnsupportedVersionError("protobuf", protobuf, needed, "pip install 'protobuf>=6.31.1,<8'")
+    require_package("keras", _dotted(LOWEST_KERAS))
+    require_package("protobuf", _dotted(LOWEST_PROTOBUF))
 
 
 def _check_tensorflow(found: str | None) -> None:
-    needed = f"{_dotted(LOWEST_TENSORFLOW)} or newer; {_dotted(SUPPORTED_TENSORFLOW)} is the supported version"
+    needed, last = _range(LOWEST_TENSORFLOW, HIGHEST_TENSORFLOW), _dotted(HIGHEST_TENSORFLOW)
+    mend = f"pip install 'tensorflow=={last}.*'"
     if found is None or _numbers(found) < LOWEST_TENSORFLOW:
-        raise UnsupportedVersionError("TensorFlow", found, needed, _INSTALL_TENSORFLOW)
-    if _numbers(found)[:2] != SUPPORTED_TENSORFLOW:
+        raise UnsupportedVersionError("TensorFlow", found, needed, mend)
+    if _numbers(found)[:2] > HIGHEST_TENSORFLOW:
         _log.warning(
-            "TensorFlow %s is installed; AutoDist supports and is tested with %s. Other versions may fail or train "
-            "something else. To install it: %s",
+            "TensorFlow %s is installed; AutoDist is tested with %s. Newer versions may fail or train something else. "
+            "To install the last tested one: %s",
             found,
-            _dotted(SUPPORTED_TENSORFLOW),
-            _INSTALL_TENSORFLOW,
+            needed,
+            mend,
         )
 
 
 @functools.cache
+def has_package(package: str, lowest: str) -> bool:
+    """Returns True if an installed package has at least a given version, or no package is installed by this name."""
+    found = _installed(package)
+    return found is None or _numbers(found) >= _numbers(lowest)
+
+
 def require_package(package: str, lowest: str) -> None:
     """Checks that an installed package has at least a given version; passes if the package is not installed.
 
     Raises:
         UnsupportedVersionError: the package is older.
     """
-    found = _installed(package)
-    if found is not None and _numbers(found) < _numbers(lowest):
+    if not has_package(package, lowest):
+        found = _installed(package)
         raise UnsupportedVersionError(package, found, f"{lowest} or newer", f"pip install '{package}>={lowest}'")
 
 
@@ -88,6 +91,10 @@ def _numbers(version: str) -> tuple[int, ...]:
     """
     start = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(number) for number in start.group().split(".")) if start else ()
+
+
+def _range(lowest: tuple[int, ...], highest: tuple[int, ...]) -> str:
+    return f"{_dotted(lowest)} to {_dotted(highest)}"
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

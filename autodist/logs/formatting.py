@@ -78,7 +78,7 @@ def readable_shape(shape: Sequence[int]) -> str:
 # TensorFlow surrounds an error with lines on the operation: its device and, with our code in it, its traceback.
 _OPERATION_LINE = re.compile(
     r'\W*$|Graph execution error:|Detected at node |File "|Node: \'|<stack traces unavailable>|\[\[|Hint: '
-    r"|(?:[A-Z_]+: )?From /job:|Additional GRPC error |:UNKNOWN:|\d+ (?:root|successful|derived) "
+    r"|(?:[A-Z_]+: )?From /job:|Additional GRPC error |:UNKNOWN:|:\{.created|\d+ (?:root|successful|derived) "
 )
 _OP_DETAILS = re.compile(r"^\{\{function_node .*?\}\} | \[Op:\w+\].*$")
 

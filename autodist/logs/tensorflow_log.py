@@ -25,6 +25,8 @@ _WITHOUT_FILE = (
     r"/tensorflow\.WorkerService/\w+:",
     r":UNKNOWN:Error received from peer  "
     r'\{(?:grpc_message:"[^"]*", grpc_status:14|grpc_status:14, grpc_message:"[^"]*")\}',
+    # The third line in earlier releases.
+    r':\{"created":"@[\d.]+","description":"Error received from peer [^"]*",.*"grpc_status":14\}',
 )
 
 # By the file that logs them. A failed start of CUDA is hidden only without a driver (303) or a GPU (100): then nobody
@@ -95,7 +97,7 @@ def is_no_failure(line: str) -> bool:
 
 
 # Start of a line that may be removed; other output passes at once, such as a progress bar without a line end.
-_MAY_MATCH = re.compile(r"$|[IWEF](?:$|\d)|\d|\t|WARNING: All|To enable|Additional GRPC|:UNKNOWN")
+_MAY_MATCH = re.compile(r"$|[IWEF](?:$|\d)|\d|\t|WARNING: All|To enable|Additional GRPC|:UNKNOWN|:\{")
 LINE_TIMEOUT = 0.2
 """Seconds to wait for the rest of a line."""
 

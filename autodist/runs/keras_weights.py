@@ -85,10 +85,13 @@ class _Loaded(np.ndarray):
 
 @functools.cache
 def defer_loaded_weights() -> None:
-    """Leaves large weights in their files from now on, in runs whose strategy divides variables."""
+    """Leaves large weights in their files from now on, in runs whose strategy divides variables.
+
+    Before Keras 3.11, weights are read when they are loaded.
+    """
     from keras.src.backend.config import backend
 
-    if backend() == "tensorflow":
+    if backend() == "tensorflow" and STORED_WEIGHT.exists and WEIGHTS_FILE.exists:
         install(STORED_WEIGHT, _read)
         install(VARIABLE_ASSIGN, _assign)
         install(WEIGHTS_FILE, _open)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from autodist.versions import require_package
+from autodist.versions import has_package, require_package
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Patch:
     Attributes:
         path: the class or module, as `pkgutil.resolve_name` takes it. Imported when the patch is installed.
         method: the name of the method. If the class inherits it, the class that defines it is patched.
-        versions: the package, and the lowest version in which the method means what its wrapper expects.
+        versions: the package, and the lowest version in which the method means what its wrapper expects. If it is above
+            the lowest supported version, callers look at `exists`.
         reason: the purpose of the wrapper.
     """
 
@@ -31,6 +32,11 @@ class Patch:
     method: str
     versions: tuple[str, str]
     reason: str
+
+    @property
+    def exists(self) -> bool:
+        """True if the installed version of the package has the method."""
+        return has_package(*self.versions)
 
     def owner(self) -> Any:
         """Imports and returns the class that defines the method, or its module.
@@ -129,7 +135,7 @@ def definer_of(kind: type[Any], name: str) -> Any:
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
-_TENSORFLOW, _KERAS, _TF_KERAS = ("tensorflow", "2.18"), ("keras", "3"), ("tf_keras", "2.18")
+_TENSORFLOW, _KERAS, _TF_KERAS = ("tensorflow", "2.18"), ("keras", "3.8"), ("tf_keras", "2.18")
 
 # -- gradients -------------------------------------------------------------------------------------------------------
 
@@ -241,9 +247,9 @@ INITIALIZER_SEED = Patch(  # an attribute of instances, not of the class
     "draws the same seeds on all workers",
 )
 LAYER_INIT = Patch("keras:layers.Layer", "__init__", _KERAS, "records pipeline stages")
-SYMBOLIC_CALLS = [
-    Patch(owner, "symbolic_call", _KERAS, "records pipeline stages")
-    for owner in ("keras:layers.Layer", "keras:Operation")
+SYMBOLIC_CALLS = [  # layers inherit it before Keras 3.10
+    Patch(owner, "symbolic_call", versions, "records pipeline stages")
+    for owner, versions in (("keras:layers.Layer", ("keras", "3.10")), ("keras:Operation", _KERAS))
 ]
 
 # -- models and callbacks of Keras -----------------------------------------------------------------------------------
@@ -293,12 +299,9 @@ VARIABLE_INITIALIZER = Patch(
 VARIABLE_ASSIGN = Patch(
     "keras.src.backend.tensorflow.core:Variable", "assign", _KERAS, "leaves loaded weights in their file"
 )
-STORED_WEIGHT = Patch(
-    "keras.src.saving.saving_lib:H5IOStore", "__getitem__", _KERAS, "notes the file of weights that are loaded"
-)
-WEIGHTS_FILE = Patch(
-    "keras.src.saving.saving_lib:H5IOStore", "_get_h5_file", _KERAS, "reads weights before their file is written"
-)
+_WEIGHTS_STORE = "keras.src.saving.saving_lib:H5IOStore"
+STORED_WEIGHT = Patch(_WEIGHTS_STORE, "__getitem__", ("keras", "3.11"), "notes the file of weights that are loaded")
+WEIGHTS_FILE = Patch(_WEIGHTS_STORE, "_get_h5_file", ("keras", "3.11"), "reads weights before their file is written")
 BACKUPS = [
     Patch("keras:callbacks.BackupAndRestore", name, _KERAS, "leaves backups to the chief")
     for name in ("_load_model", "_save_model", "on_train_end")

@@ -17,6 +17,7 @@ from autodist import AutoDist, ResourceSpec
 from autodist.capture.keras.distribution import checks
 from autodist.errors import StrategyError
 from tests.unit.test_keras_inputs import assert_fits_alike
+from tests.versions import since_keras
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64", "untold")
 
@@ -266,7 +267,6 @@ def test_keras_lists_the_places_of_the_run() -> None:
     AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))
     assert keras.distribution.list_devices() == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
     assert keras.distribution.list_devices("GPU") == []
-    assert keras.distribution.get_device_count() == keras.distribution.get_device_count("cpu") == 4
 
 
 def test_keras_lists_the_places_of_the_scope_that_was_opened_last() -> None:
@@ -279,6 +279,7 @@ def test_keras_lists_the_places_of_the_scope_that_was_opened_last() -> None:
         assert len(keras.distribution.list_devices()) == 3
 
 
+@since_keras("3.15", "layouts of variables")
 def test_a_layout_of_a_variable_is_refused_in_a_step_and_a_session() -> None:
     layout = keras.distribution.TensorLayout(("model",), DeviceMesh((2,), ["model"]))
     ad = autodist()

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
 from autodist.errors import CaptureError
+from tests.versions import since_keras
 
 DRAWS = np.random.default_rng(0)
 X = DRAWS.normal(size=(11, 6))
@@ -68,6 +69,7 @@ class Sum(keras.layers.Layer):
 
 @pytest.mark.feature("fit", "data: optional inputs, left out")
 @pytest.mark.feature("fit", "data: generators")
+@since_keras("3.12", "optional inputs in generators")
 @pytest.mark.parametrize("with_second", [False, True])
 def test_a_generator_may_leave_out_an_optional_input(with_second):
     def batches():

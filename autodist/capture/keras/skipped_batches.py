@@ -56,18 +56,19 @@ def _rest_of(batches_of: EpochIterator, epochs: int, batches: int, passing: Pass
         _pass_over(batches_of, epoch, passing)
     passing.begin_epoch_again(batches_of)
     is_there = batches == 0 and not reads_on(batches_of)
-    for number, (begin, end, iterator) in enumerate(batches_of._enumerate_iterator()):
+    # Each position is the first step of an execution, from Keras 3.11 on the last one, and the iterator.
+    for number, position in enumerate(batches_of._enumerate_iterator()):
         if number == 0 and not is_there:
             passing.before_batches(batches_of)
-        if begin >= batches:
+        if position[0] >= batches:
             if not is_there:
                 is_there = True
                 passing.after_batches()
-            yield begin, end, iterator
+            yield position
             continue
         for _ in range(batches_of.steps_per_execution):
             with contextlib.suppress(StopIteration):  # the last ones of an epoch may be fewer
-                next(iterator)
+                next(position[-1])
 
 
 def _pass_over(batches_of: EpochIterator, epoch: int, passing: Passing) -> None:
@@ -82,7 +83,7 @@ def _pass_over(batches_of: EpochIterator, epoch: int, passing: Passing) -> None:
     begins_anew = isinstance(adapter, TFDatasetAdapter) and begins_within(adapter.get_tf_dataset())
     is_read = batches_of.steps_per_epoch is not None or not is_known or begins_anew
     with batches_of.catch_stop_iteration():
-        for number, (_, _, iterator) in enumerate(batches_of._enumerate_iterator()):
+        for number, (*_, iterator) in enumerate(batches_of._enumerate_iterator()):
             if number == 0 or is_read:
                 with contextlib.suppress(*([StopIteration] if is_known else [])):
                     for _ in range(batches_of.steps_per_execution):

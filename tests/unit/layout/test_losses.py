@@ -10,6 +10,7 @@ import tf_keras
 
 from autodist.layout import Examples, Mean, PerExample, Scalar, Sum, Unknown
 from tests.unit.layout.graphs import Case
+from tests.versions import since_keras
 
 MEAN = Mean(Examples())
 SIZES = (1, 4, 2)
@@ -74,12 +75,14 @@ def check(case, feeds, loss, expected, rtol=1e-12):
     assert matches(kind, expected), kind
 
 
+# `with_global_statistics` makes losses of earlier versions exact.
+MASKED = since_keras("3.13", "means of masked losses without an epsilon in the divisor")
 KERAS_KINDS = [
     ("sum_over_batch_size", None, False, MEAN),
     ("sum_over_batch_size", "weights", False, MEAN),
-    ("sum_over_batch_size", None, True, Scalar),
-    ("sum_over_batch_size", "weights", True, Scalar),
-    ("mean", "weights", True, Scalar),
+    pytest.param("sum_over_batch_size", None, True, Scalar, marks=MASKED),
+    pytest.param("sum_over_batch_size", "weights", True, Scalar, marks=MASKED),
+    pytest.param("mean", "weights", True, Scalar, marks=MASKED),
     ("mean_with_sample_weight", None, False, MEAN),
     ("mean_with_sample_weight", "weights", False, Scalar),
     ("mean_with_sample_weight", None, True, Scalar),

@@ -42,6 +42,7 @@ def test_what_tensorflow_raises_is_a_line_without_where_the_graph_was_made(way: 
             ":UNKNOWN:Error received from peer  {grpc_status:3}\n\t [[b]]\n===========\n",
             "no number",
         ),
+        ('lost\n:{"created":"@1.2","description":"Failed to pick subchannel","grpc_status":14}', "lost"),
     ],
 )
 def test_errors_of_several_operations_are_told_once_each(message: str, told: str) -> None:

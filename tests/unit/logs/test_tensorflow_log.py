@@ -38,6 +38,9 @@ Additional GRPC error information from remote target /job:worker/replica:0/task:
 /tensorflow.WorkerService/CleanupGraph:
 :UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}
 :UNKNOWN:Error received from peer  {grpc_message:"Socket closed", grpc_status:14}
+:{"created":"@1795861723.58","description":"Error received from peer ipv4:127.0.0.1:4",\
+"file":"external/com_github_grpc_grpc/src/core/lib/surface/call.cc","file_line":1056,\
+"grpc_message":"Socket closed","grpc_status":14}
 W0000 00:00:1795693355.382113    4117 grpc_worker_service.cc:536] RecvTensor cancelled for 117026252381131824
 I0000 00:00:1795693355.382133    4117 worker.cc:216] Cancellation requested for RunGraph.
 I0000 00:00:1795693355.382160    4117 local_rendezvous.cc:432] Local rendezvous recv item cancelled. Key hash: \

@@ -16,6 +16,9 @@ from autodist.capture.keras.distribution.run_settings import RunSettings, set_ru
 from autodist.errors import CheckpointError
 from autodist.runs.keras_weights import defer_loaded_weights
 from autodist.runtime.deferred_values import deferred
+from tests.versions import since_keras
+
+pytestmark = since_keras("3.11", "a store that reads weights as arrays")
 
 WIDTH = 600
 

@@ -92,7 +92,7 @@ def test_a_part_of_what_is_installed_needs_no_installation_and_more_than_it_does
     assert [line.rpartition(" ")[2] for line in installations(tree)] == [".[examples,test]", ".[lint]"]
 
 
-@pytest.mark.parametrize("changed", ["pyproject.toml", "setup.py", "proto/one.proto", "proto/one_pb2.py", "pins"])
+@pytest.mark.parametrize("changed", ["pyproject.toml", "setup.py", "proto/one.proto", "proto/messages.binpb", "pins"])
 def test_it_is_installed_again_after_a_change(tree: pathlib.Path, changed: str) -> None:
     fake_environment(tree)
     (tree / "pins").write_text("x==1")

@@ -22,6 +22,7 @@ from autodist.capture.training_hooks import is_distributing
 from autodist.errors import StrategyError
 from autodist.logs.formatting import counted
 from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.tf_compat.keras_versions import shards_dataset
 from autodist.tf_compat.patches import SET_DISTRIBUTIONS, patched
 
 log = logging.getLogger("autodist")
@@ -226,7 +227,7 @@ def _require_mesh_of_run(distribution: Any, layouts: Layouts, run: RunSettings |
 
 def _require_whole_batches(distribution: Any) -> None:
     run = current_run()
-    if distribution.auto_shard_dataset or run is None or run.workers == 1 or run.batch == "per_worker":
+    if shards_dataset(distribution) or run is None or run.workers == 1 or run.batch == "per_worker":
         return
     raise StrategyError(
         "keras.distribution's DataParallel is made with auto_shard_dataset=False: each process passes its own part of "

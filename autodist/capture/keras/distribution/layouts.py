@@ -18,6 +18,7 @@ from autodist.capture.keras.distribution.variables import KerasVariable
 from autodist.errors import StrategyError
 from autodist.logs.formatting import capitalised, counted, did_you_mean, listed, readable_shape, some_of
 from autodist.sharding import WHOLE, Annotations, Constraint, Dim, Mesh, Origin, Sharding
+from autodist.tf_compat.keras_versions import matches_layout_key
 
 _MESH = "mesh"
 """The name of the mesh in the shardings."""
@@ -91,7 +92,7 @@ def layouts_of(
     layout_map = _map_of(distribution)
     translation = _Translation(distribution, layout_map, run)
     found = tuple(translation.of_variable(variable) for variable in variables)
-    others = [key for key in layout_map if not any(key == path or re.fullmatch(key, path) for path in paths)]
+    others = [key for key in layout_map if not any(key == path or matches_layout_key(key, path) for path in paths)]
     outputs = {key: translation.of_outputs(key) for key in others if key.removesuffix("$").endswith(_OF_OUTPUT)}
     idle = [key for key in others if key not in outputs] if variables else []
     for key in idle:
@@ -134,7 +135,7 @@ def describe_missing(layouts: Layouts, variables: Iterable[KerasVariable]) -> It
 
 
 def key_of(layout_map: Iterable[str], path: str) -> str | None:
-    """Returns the key of a LayoutMap for a path: the path itself, else the pattern that matches it all; None: none.
+    """Returns the key of a LayoutMap for a path: the path itself, else the pattern that matches it; None: none.
 
     Raises:
         StrategyError: two patterns match it.
@@ -142,7 +143,7 @@ def key_of(layout_map: Iterable[str], path: str) -> str | None:
     keys = [*layout_map]
     if path in keys:
         return path
-    matching = [key for key in keys if re.fullmatch(key, path)]
+    matching = [key for key in keys if matches_layout_key(key, path)]
     if len(matching) > 1:
         raise StrategyError(
             f"{path} matches {listed(map(repr, matching))}, which are keys of the LayoutMap. Change them so that each "
@@ -275,7 +276,7 @@ def _require_pattern(key: str) -> None:
 
 
 def _require_no_slot(key: str, slots: Iterable[str]) -> None:
-    matching = [path for path in slots if key == path or re.fullmatch(key, path)]
+    matching = [path for path in slots if key == path or matches_layout_key(key, path)]
     if matching:
         raise StrategyError(
             f"{capitalised(_origin(key))} matches slots of an optimizer alone: {some_of(matching)}. Slots are sharded "

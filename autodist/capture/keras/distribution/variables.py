@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from keras.src.distribution.distribution_lib import DataParallel, distribution
 
 from autodist.errors import StrategyError
+from autodist.tf_compat.keras_versions import layout_of
 
 _NOTE = "_autodist_keras_variable"
 """Attribute of a `tf.Variable` of Keras: its path, its layout, and the distribution under which it was made."""
@@ -30,7 +31,7 @@ class KerasVariable(NamedTuple):
     @classmethod
     def of(cls, variable: Any) -> KerasVariable:
         """Returns the description of a `keras.Variable`."""
-        return cls(variable.path, tuple(variable.shape.as_list()), variable._layout)
+        return cls(variable.path, tuple(variable.shape.as_list()), layout_of(variable))
 
 
 REMOVE = (
@@ -44,7 +45,7 @@ def make_variable(plain: Callable[..., None], variable: Any, value: Any) -> None
     plain(variable, value)
     current = distribution()
     shards = current is not None and type(current) is not DataParallel
-    setattr(variable._value, _NOTE, (variable.path, variable._layout, current if shards else None))
+    setattr(variable._value, _NOTE, (variable.path, layout_of(variable), current if shards else None))
 
 
 def keras_variable(variable: Any) -> KerasVariable | None:

@@ -13,6 +13,7 @@ from tensorflow.python.ops import nn_fused_batch_norm_grad as second_order
 
 from autodist.capture.keras.batch_norm import fusing_batch_norms
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.versions import since_keras
 
 FUSED = {"FusedBatchNormV3", "FusedBatchNormGradV3"}
 ARITHMETIC = {"SquaredDifference", "Rsqrt"}
@@ -249,6 +250,7 @@ def test_in_the_body_of_a_condition_it_is_left_as_it_is():
     assert within >= ARITHMETIC and not within & FUSED
 
 
+@since_keras("3.14", "batch renormalization")
 def test_renormalisation_keeps_the_moments_that_its_scale_is_made_of():
     """The readers of these moments precede the op, which cannot wait for itself."""
     norm = layers.BatchNormalization(renorm=True, renorm_clipping={"rmax": 2.0, "rmin": 0.5, "dmax": 1.0})

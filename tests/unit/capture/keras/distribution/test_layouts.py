@@ -22,6 +22,7 @@ from autodist.capture.keras.distribution.run_settings import RunSettings
 from autodist.capture.keras.distribution.variables import KerasVariable, keras_variable
 from autodist.errors import StrategyError
 from autodist.sharding import Mesh, lines_of
+from tests.versions import since_keras
 
 FOUR = RunSettings(("cpu:0", "cpu:1", "cpu:2", "cpu:3"), "cluster.yml")
 LINE = r"\(test_layouts.py:\d+\)"
@@ -111,6 +112,7 @@ def test_a_key_is_found_as_keras_finds_it(keys: list[str], path: str) -> None:
     assert expected is (None if key is None else layouts[key])
 
 
+@since_keras("3.14", "keys that match whole paths alone")
 def test_a_key_that_matches_nothing_is_reported_with_the_path_that_begins_with_the_models_name() -> None:
     layouts = layout_map(**{"dense/kernel": (None, "model"), "other": ("model",)})
     variables = [variable("sequential/dense/kernel", 6, 4)]

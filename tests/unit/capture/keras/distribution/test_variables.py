@@ -14,12 +14,14 @@ from autodist.capture.keras.distribution.variables import (
     require_no_layout,
 )
 from autodist.errors import StrategyError
+from tests.versions import since_keras
 
 
 def mesh() -> DeviceMesh:
     return DeviceMesh((1, 2), ["batch", "model"])
 
 
+@since_keras("3.15", "layouts of variables")
 def test_variables_of_data_parallel_have_no_distribution_that_shards_them() -> None:
     with DataParallel().scope():
         variables = [keras.Variable([1.0, 2.0]), keras.Variable([1.0], layout=TensorLayout((None,), mesh()))]
@@ -27,6 +29,7 @@ def test_variables_of_data_parallel_have_no_distribution_that_shards_them() -> N
     require_no_layout(variable.value for variable in variables)
 
 
+@since_keras("3.15", "layouts of variables")
 def test_a_layout_of_a_variable_is_refused_without_a_distribution() -> None:
     variable = keras.Variable([1.0, 2.0], layout=TensorLayout(("model",), mesh()), name="own")
     with pytest.raises(StrategyError, match=r"The variable own is made with a layout, keras.Variable\(…, layout=…\)"):
