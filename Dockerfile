@@ -12,7 +12,7 @@ FROM python:3.11-slim
 # `--build-arg EXTRAS=[gpu]` brings CUDA's libraries, too.
 ARG EXTRAS=
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir "$(echo /wheels/autodist-*.whl)${EXTRAS}"
+    pip install --no-cache-dir "$(echo /wheels/autodist_tf-*.whl)${EXTRAS}"
 RUN useradd --uid 1000 --create-home trainer
 USER 1000
 WORKDIR /home/trainer

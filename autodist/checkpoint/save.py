@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import importlib.metadata
 import logging
 import os
 import threading
@@ -25,6 +24,7 @@ from autodist.logs.formatting import words_of
 from autodist.runs.restarts import is_gone
 from autodist.runs.run import Run
 from autodist.runtime.variables import StoredVariable
+from autodist.versions import VERSION
 from autodist.waits import join
 
 log = logging.getLogger("autodist")
@@ -174,7 +174,7 @@ class Saves:
             "replicas": len(self._run.spec.replicas),
             "strategy": strategy and {"builder": strategy.builder, "sha256": digest_of_strategy(strategy)},
             **self._run.steps.choices.about(),
-            "autodist": importlib.metadata.version("autodist"),
+            "autodist": VERSION,
             "tensorflow": tf.__version__,
         }
 

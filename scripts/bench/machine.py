@@ -8,7 +8,9 @@ import pathlib
 import platform
 from importlib import metadata
 
-PACKAGES = ("autodist", "tensorflow", "keras")
+from autodist.versions import VERSION
+
+PACKAGES = ("tensorflow", "keras")
 
 
 def made_with() -> dict[str, str | int | float]:
@@ -16,6 +18,7 @@ def made_with() -> dict[str, str | int | float]:
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
+        "autodist": VERSION,
         **{name: metadata.version(name) for name in PACKAGES},
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

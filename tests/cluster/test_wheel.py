@@ -120,7 +120,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: pathlib.Path) -> No
 def test_an_index_takes_its_metadata(wheel: pathlib.Path) -> None:
     (about,) = wheel.glob("*.dist-info/METADATA")
     reported = Metadata.from_email(about.read_bytes(), validate=True)
-    assert (reported.name, reported.description_content_type) == ("autodist", "text/markdown")
+    assert (reported.name, reported.description_content_type) == (PROJECT["project"]["name"], "text/markdown")
     assert "# AutoDist" in (reported.description or "")
     assert reported.license_expression == PROJECT["project"]["license"]
     assert set(reported.provides_extra or ()) >= {"gpu"}

@@ -22,6 +22,7 @@ from autodist.capture.keras.distribution.checks import (
 from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
 from autodist.errors import StrategyError
 from autodist.sharding import Mesh
+from tests.versions import since_keras
 
 MESH = Mesh.of({"batch": 1, "model": 2})
 TWO = RunSettings(("cpu:0", "cpu:1"), "cluster.yml", workers=2, mesh=MESH, batch_axis="batch")
@@ -110,6 +111,7 @@ def test_a_distribution_that_is_passed_as_strategy_is_set_in_the_context() -> No
         pass
 
 
+@since_keras("3.14", "keys that match whole paths alone")
 def test_the_layouts_of_a_models_variables_are_checked(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "autodist")
     distribution = model_parallel(**{"hidden/kernel": (None, "model"), ".*bias": (None, "model")})
