@@ -75,17 +75,20 @@ socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()
 """
 
 
-def _no_firewall() -> str | None:
-    """Returns the reason that this machine's kernel has no firewall for tests; None if it has."""
+@pytest.fixture(scope="module")
+def firewall() -> None:
+    """Skips tests where this machine's kernel has no firewall for them."""
     if os.geteuid() != 0:
-        return "needs root, for network namespaces and nftables"
+        pytest.skip("needs root, for network namespaces and nftables")
     try:
-        return why_not_permitted()
+        reason = why_not_permitted()
     except FirewallError as error:
-        return str(error)
+        reason = str(error)
+    if reason is not None:
+        pytest.skip(reason)
 
 
-needs_firewall = pytest.mark.skipif(_no_firewall() is not None, reason=_no_firewall() or "")
+needs_firewall = pytest.mark.usefixtures("firewall")
 
 
 @contextlib.contextmanager
