@@ -291,14 +291,12 @@ BACKEND_DEVICES = {  # the backend lacks all but the first, which starts TensorF
 }  # fmt: skip
 MESH_INIT = Patch(f"{_DISTRIBUTION}:DeviceMesh", "__init__", _KERAS, "allows meshes of a run that is not known yet")
 VARIABLE_INITIALIZE = Patch(
-    "keras.src.backend.tensorflow.core:Variable", "_initialize", _KERAS, "notes variables that a distribution shards"
+    "keras.src.backend:Variable", "_initialize", _KERAS, "notes variables that a distribution shards"
 )
 VARIABLE_INITIALIZER = Patch(
-    "keras.src.backend.tensorflow.core:Variable", "_initialize_with_initializer", _KERAS, "defers initial values"
+    "keras.src.backend:Variable", "_initialize_with_initializer", _KERAS, "defers initial values"
 )
-VARIABLE_ASSIGN = Patch(
-    "keras.src.backend.tensorflow.core:Variable", "assign", _KERAS, "leaves loaded weights in their file"
-)
+VARIABLE_ASSIGN = Patch("keras.src.backend:Variable", "assign", _KERAS, "leaves loaded weights in their file")
 _WEIGHTS_STORE = "keras.src.saving.saving_lib:H5IOStore"
 STORED_WEIGHT = Patch(_WEIGHTS_STORE, "__getitem__", ("keras", "3.11"), "notes the file of weights that are loaded")
 WEIGHTS_FILE = Patch(_WEIGHTS_STORE, "_get_h5_file", ("keras", "3.11"), "reads weights before their file is written")

@@ -75,6 +75,8 @@ class FollowerConnection:
     def receive(self) -> bytes:
         try:
             return self._connection.recv(_CHUNK)
+        except ConnectionResetError:  # the process has ended and had not read all messages
+            return b""
         except ConnectionError as error:
             self._problem = f"the connection to {self._name} broke: {error.strerror}"
             return b""

@@ -18,7 +18,7 @@ from autodist.cluster.environments.connect import connect
 from autodist.cluster.environments.follower import Follower
 from autodist.cluster.environments.handshake import Welcome
 from autodist.cluster.environments.launcher_env import GivenCluster
-from autodist.cluster.environments.rendezvous_server import RendezvousServer
+from autodist.cluster.environments.rendezvous_server import FollowerConnection, RendezvousServer
 from autodist.cluster.environments.roster import (
     MAX_TRIES,
     Failed,
@@ -270,3 +270,19 @@ def test_a_process_that_becomes_a_follower_is_reported_its_order(monkeypatch: py
     monkeypatch.setattr(following, "_SIGNALS", ())  # this process keeps its handlers
     assert following.main() == 1
     assert reported == [(order.given, 0.3)]
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+def test_a_process_that_ends_with_unread_messages_has_ended_as_others_do(is_read: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ending = socket.create_connection(listener.getsockname())
+        connection = FollowerConnection(listener.accept()[0], "process 1")
+    with closing(connection):
+        connection.send(b"message")
+        if is_read:
+            ending.recv(100)
+        else:
+            ending.recv(100, socket.MSG_PEEK)  # it has arrived
+        ending.close()
+        assert connection.receive() == b""
+        assert connection.why_ended() is None
