@@ -98,6 +98,7 @@ class Agent:
         self._reserved_port: ReservedPort | None = None
         self._script: RunningScript | None = None
         self._listener = threading.Thread(target=self._listen, name="autodist-agent", daemon=True)
+        self._heartbeat: threading.Thread | None = None
         self._on_preempt = self._is_leaving = False
 
     def serve(self) -> None:
@@ -120,12 +121,11 @@ class Agent:
 
     def _wait_for_timeout(self, timeout: HeartbeatTimeout) -> None:
         """Returns when the connection has ended, or no message arrived within the timeout."""
-        threading.Thread(
-            target=self._send_heartbeats,
-            args=(heartbeat_interval(timeout.limit),),
-            name="autodist-heartbeat",
-            daemon=True,
-        ).start()
+        interval = heartbeat_interval(timeout.limit)
+        self._heartbeat = threading.Thread(
+            target=self._send_heartbeats, args=(interval,), name="autodist-heartbeat", daemon=True
+        )
+        self._heartbeat.start()
         # Checked here and not in `_send_heartbeats`: sending blocks if the link is cut in the middle of much output.
         while not self._ended.wait(timeout.poll_interval):
             if timeout.has_expired():

@@ -155,7 +155,9 @@ class HostedAgent(Agent):
         self._outcomes.put(ClusterError("The chief ended before the run was started; see its output."))
         with contextlib.suppress(OSError):  # also ends threads that send or receive
             self._connection.shutdown(socket.SHUT_RDWR)
-        self._listener.join(_HANG_UP_LIMIT)
+        for thread in (self._listener, self._heartbeat):
+            if thread is not None:
+                thread.join(_HANG_UP_LIMIT)
         for stream in self._streams:
             with contextlib.suppress(OSError):
                 stream.close()

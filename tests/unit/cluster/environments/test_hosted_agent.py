@@ -75,7 +75,7 @@ def chief() -> Iterator[Chief]:
     yield made
     made.close()
     made.agent.end_function(None)
-    assert threading.active_count() == before
+    assert threading.active_count() == before, [thread.name for thread in threading.enumerate()]
 
 
 def test_a_function_takes_part_and_ends_with_all_others(chief: Chief) -> None:
