@@ -185,6 +185,10 @@ class FitDraws:
         self._saved = state.get(_FIT, {})
         self._then = Draws.from_json(state.get(DRAWS, {}))
 
+    def go_on(self) -> None:
+        """Called before `begin_again` for a `fit` that was over and has further epochs now."""
+        self._saved = {**self._saved, "epoch": self._then.to_json()}
+
     def begin_again(self) -> None:
         """Called instead of `begin_fit` for the `fit` to be resumed."""
         self._begin = Draws.from_json(self._saved["begin"]) if self._saved else Draws.now()

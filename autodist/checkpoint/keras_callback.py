@@ -85,13 +85,25 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._has_position = False
         self._draws = FitDraws()
 
-    def before_fit(self) -> None:
-        """Called before Keras inspects the data of a `fit`; every worker calls it."""
+    def before_fit(self, epochs: int) -> None:
+        """Called before Keras inspects the data of a `fit`; every worker calls it.
+
+        Args:
+            epochs: the number of the last epoch, from 1.
+        """
         self._find_position()
+        if self.restores and self._lacks_epochs(epochs):
+            self._resumed = {**self._resumed, "is_over": False, "epoch": self._resumed["epoch"] + 1, "batch": 0}
+            self._draws.go_on()
         if self._fit + 1 == self._resumed.get(FIT, -1) and not self._resumed["is_over"]:
             self._draws.begin_again()
         else:
             self._draws.begin_fit()
+
+    def _lacks_epochs(self, epochs: int) -> bool:
+        """Returns True if the `fit` of the earlier run made all of its epochs, and more are requested now."""
+        made = self._resumed["epoch"] + 1
+        return bool(self._resumed["is_over"] and self._resumed.get("epochs") == made < epochs)
 
     @property
     def restores(self) -> bool:
@@ -232,6 +244,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             FIT: self._fit,
             "first_epoch": self._first_epoch,
             "epoch": self._epoch,
+            "epochs": self.params.get("epochs"),
             "batch": batch,
             "is_over": is_over,
             "callbacks": callbacks,

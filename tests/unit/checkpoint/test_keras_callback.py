@@ -239,6 +239,34 @@ def test_a_fit_that_was_over_is_not_made_again(tmp_path):
     assert ad.steps_done == 10
 
 
+def test_a_fit_that_was_over_goes_on_with_more_epochs_as_if_they_had_been_requested_at_once(tmp_path):
+    def script(folder, epochs):
+        ad = autodist()
+        model = build(ad)
+        history = fit(ad, model, tmp_path / folder, ours(), epochs=epochs, data=Augmented())
+        return history, values(model), ad.steps_done
+
+    expected = script("whole", 3)
+    script("parts", 1)
+    script("parts", 2)
+    history, found, steps = script("parts", 3)
+    assert (history, steps) == (expected[0], expected[2])
+    for one, other in zip(found, expected[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_fit_that_was_stopped_early_stays_over(tmp_path):
+    class Stopping(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    for epochs in (3, 4):
+        ad = autodist()
+        history = fit(ad, build(ad), tmp_path, [*ours(), Stopping()], epochs=epochs)
+        assert len(history["loss"]) == 1
+        assert ad.steps_done == 5
+
+
 @pytest.mark.slow
 def test_the_yaml_saves_two_fits_and_what_is_drawn_between_them_with_no_line_of_the_script(tmp_path):
     """For example, the second one trains all layers. The first had ended when the run was killed: nothing of it is
