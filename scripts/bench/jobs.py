@@ -29,6 +29,8 @@ _OF_WORKERS = ("multi-worker", "dtensor", "transfer", "jax", "torch")
 RECEIVER_QUEUE, INBOX_LOOP = TRANSPORTS = ("a queue of the receiver", "an inbox loop")
 """The transports of a transfer: the sender puts data into a queue of the receiver; or, as in AutoDist's steps, a loop
 of the receiver moves it from a queue of the sender."""
+_HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
+_SHARED_GPUS = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # or the first process would take all their memory
 GRACE = 10.0
 """Seconds that a process has to end after the request."""
 
@@ -54,6 +56,7 @@ class Way:
         delay: seconds that data takes between two workers, in each direction.
         rate: bytes per second between two workers, in each direction; 0: unlimited.
         cluster: path of a YAML file of AutoDist's machines; "": this machine.
+        on_gpus: True if each replica is on a GPU of this machine; for alone, autodist and mirrored.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Way:
     delay: float = 0
     rate: float = 0
     cluster: str = ""
+    on_gpus: bool = False
 
     @property
     def roles(self) -> list[tuple[str, int]]:
@@ -147,7 +151,7 @@ class Job:
         """
         conf = _addresses(self.way)
         for role, index in self.way.roles:
-            env = environment(self._intra)
+            env = environment(self._intra, self.way.on_gpus)
             if self.way.name in PACKAGES:
                 env["KERAS_BACKEND"], env["BENCH_ADDRESSES"] = self.way.name, json.dumps(conf.get("worker", []))
                 env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={self.way.replicas}"
@@ -232,7 +236,7 @@ class Job:
             "intra": self._intra, "inter": way.inter_threads, "warmup": length.warmup, "steps": length.in_turns,
             "limit": length.limit, "reports": self._folder, "bytes": way.sent_bytes,
             "of-cores": way.of_cores, "delay": way.delay, "rate": way.rate,
-            "cluster": way.cluster,
+            "cluster": way.cluster, "on-gpus": int(way.on_gpus),
         }  # fmt: skip
         module = "bench.train_elsewhere" if way.name in PACKAGES else "bench.train"
         return [python_of(way.name), "-m", module, way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
@@ -320,11 +324,12 @@ def output_of(what: str, module: str, *arguments: str, limit: float, threads: in
     return done.stdout.splitlines()
 
 
-def environment(intra: int) -> dict[str, str]:
-    """Returns the environment of a process with `intra` threads."""
+def environment(intra: int, on_gpus: bool = False) -> dict[str, str]:
+    """Returns the environment of a process with `intra` threads; it sees the GPUs only if it trains on them."""
     kept = {k: v for k, v in os.environ.items() if k.lower() not in ("http_proxy", "https_proxy", "tf_config")}
     return {
-        **kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": str(intra),
+        **kept, **(_SHARED_GPUS if on_gpus else _HIDDEN_GPUS),
+        "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": str(intra),
         "GRPC_VERBOSITY": "ERROR", "KERAS_BACKEND": "tensorflow", "no_proxy": "127.0.0.1,localhost",
     }  # fmt: skip
 

@@ -13,6 +13,8 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -53,7 +55,14 @@ def main() -> None:
     if arguments.delay or arguments.rate:
         _use_relay(arguments, Relay(arguments.delay, arguments.rate, pathlib.Path(arguments.reports)))
     training = _training(arguments, TASKS[arguments.model])
-    run(arguments, training)
+    run(arguments, replace(training, about=partial(_with_gpus, training)) if arguments.on_gpus else training)
+
+
+def _with_gpus(training: Training) -> dict[str, Any]:
+    """Returns the report of a training on GPUs, with the peak of their memory in bytes."""
+    gpus = tf.config.list_logical_devices("GPU")
+    peak = sum(int(tf.config.experimental.get_memory_info(gpu.name)["peak"]) for gpu in gpus)
+    return {**training.about(), "gpu_bytes": peak}
 
 
 def _training(arguments: argparse.Namespace, task: Task) -> Training:
@@ -62,7 +71,7 @@ def _training(arguments: argparse.Namespace, task: Task) -> Training:
             return alone(task)
         case "autodist":
             apart = bool(arguments.delay or arguments.rate)
-            about = arguments.replicas, arguments.builder, apart, arguments.cluster
+            about = arguments.replicas, arguments.builder, apart, arguments.cluster, bool(arguments.on_gpus)
             return autodist(task, arguments.workers, *about)
         case "mesh":
             return mesh(task, arguments.workers, arguments.replicas, arguments.builder)
@@ -73,7 +82,7 @@ def _training(arguments: argparse.Namespace, task: Task) -> Training:
         case "evaluation-alone":
             return evaluation_alone(task)
         case "mirrored":
-            return mirrored(task, arguments.replicas)
+            return mirrored(task, arguments.replicas, bool(arguments.on_gpus))
         case "multi-worker":
             return multi_worker(task, arguments.workers, arguments.index)
         case "transfer":

@@ -56,6 +56,7 @@ def parse_arguments(*ways: str) -> argparse.Namespace:
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--rate", type=float, default=0)
     parser.add_argument("--cluster", default="")
+    parser.add_argument("--on-gpus", type=int, default=0)
     return parser.parse_args()
 
 

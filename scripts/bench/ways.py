@@ -67,9 +67,17 @@ def alone(task: Task) -> Training:
     return Training(lambda: float(step(*next(batches))))
 
 
-def autodist(task: Task, workers: int, replicas: int, builder: str, apart: bool = False, cluster: str = "") -> Training:
+def autodist(
+    task: Task,
+    workers: int,
+    replicas: int,
+    builder: str,
+    apart: bool = False,
+    cluster: str = "",
+    on_gpus: bool = False,
+) -> Training:
     """Trains the same script with AutoDist's two lines: `replicas` on each of `workers` of this machine."""
-    ad = _autodist(workers, replicas, builder, apart, cluster)
+    ad = _autodist(workers, replicas, builder, apart, cluster, on_gpus)
     with ad.scope():
         step = ad.function(_replica_step(task, nullcontext(), task.batch))
     batches = parts(task, ad.worker_index, ad.num_workers)
@@ -110,7 +118,9 @@ def dtensor(task: Task, workers: int, index: int) -> Training:
     return Training(lambda: dense.step(*next(batches)), index == 0)
 
 
-def _autodist(workers: int, replicas: int, builder: str, apart: bool = False, cluster: str = "") -> Any:
+def _autodist(
+    workers: int, replicas: int, builder: str, apart: bool = False, cluster: str = "", on_gpus: bool = False
+) -> Any:
     """Makes the AutoDist of a way.
 
     Args:
@@ -119,6 +129,7 @@ def _autodist(workers: int, replicas: int, builder: str, apart: bool = False, cl
         builder: the builder of the strategy, or a key of `OPTIONS`.
         apart: True if each worker is on a machine of its own, as for slow links.
         cluster: path of a JSON file with other machines, "" for none. The chief reads it, with its strategy.
+        on_gpus: True if each replica is on a GPU, False if all are on the CPU.
     """
     from autodist import AutoDist, ResourceSpec
 
@@ -129,7 +140,8 @@ def _autodist(workers: int, replicas: int, builder: str, apart: bool = False, cl
     if apart:
         nodes = [{"address": f"127.0.0.{k + 1}", "cpus": list(range(replicas)), "chief": not k} for k in range(workers)]
     else:
-        nodes = [{"address": "localhost", "cpus": list(range(workers * replicas)), "workers": workers}]
+        kind = "gpus" if on_gpus else "cpus"
+        nodes = [{"address": "localhost", kind: list(range(workers * replicas)), "workers": workers}]
     return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes, "strategy": strategy}))
 
 
@@ -154,11 +166,12 @@ def _evaluation(task: Task, scope: AbstractContextManager[Any]) -> Callable[[], 
     return lambda: float(model.evaluate(x, y, task.batch, verbose=0))
 
 
-def mirrored(task: Task, replicas: int) -> Training:
-    """Trains with `MirroredStrategy` on logical CPU devices of one process."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-    strategy = tf.distribute.MirroredStrategy([f"/cpu:{k}" for k in range(replicas)])
+def mirrored(task: Task, replicas: int, on_gpus: bool = False) -> Training:
+    """Trains with `MirroredStrategy` on GPUs, or on logical CPU devices of one process."""
+    if not on_gpus:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    strategy = tf.distribute.MirroredStrategy([f"/{'gpu' if on_gpus else 'cpu'}:{k}" for k in range(replicas)])
     return Training(_step_of_strategy(task, strategy, replicas))
 
 
