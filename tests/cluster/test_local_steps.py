@@ -71,7 +71,6 @@ keep(kernel=model.kernel.numpy(), expected=shared, between=keep_between, before=
 """
 
 
-@pytest.mark.feature("DiLoCo: a run resumes between two outer steps")
 def test_a_run_that_resumes_between_outer_steps_equals_workers_that_train_one_after_the_other(tmp_path: Path) -> None:
     with Training(tmp_path, SCRIPT, SPEC) as run:
         assert run.wait(180) == 0, run.stderr

@@ -78,7 +78,6 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.feature("DiLoCo and local SGD: local steps, and outer steps that average them")
 @pytest.mark.parametrize("optimizer, layout", pairs(sorted(OPTIMIZERS), LAYOUTS))
 def test_equals_workers_that_train_one_after_the_other(optimizer, layout):
     options = LAYOUTS[layout]
