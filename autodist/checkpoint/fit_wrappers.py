@@ -44,7 +44,7 @@ class AroundFit:
         def call(bound: inspect.BoundArguments) -> Any:
             if key in self._under_way:
                 return fit(*bound.args, **bound.kwargs)
-            callbacks, restores = self._in_order(argument(bound, "callbacks"), argument(bound, "epochs"))
+            callbacks, restores = self._in_order(argument(bound, "callbacks"), argument(bound, "epochs") or 1)
             set_argument(bound, "callbacks", callbacks)
             self._under_way.add(key)
             try:
@@ -64,7 +64,7 @@ class AroundFit:
         finally:
             self._automatic.is_in_fit = False
 
-    def _in_order(self, passed: Any, epochs: Any) -> tuple[Any, bool]:
+    def _in_order(self, passed: Any, epochs: int) -> tuple[Any, bool]:
         """Returns the callbacks, those that save last, and True if one of them restores values in this `fit`."""
         is_list = isinstance(passed, keras.callbacks.CallbackList)
         listed = [c for c in (passed.callbacks if is_list else tree.flatten(passed)) if c is not None]
@@ -76,7 +76,7 @@ class AroundFit:
         others = [c for c in listed if not isinstance(c, CheckpointCallback)]
         for callback in saving:
             callback.others = [c for c in others if not isinstance(c, keras.callbacks.History)]
-            callback.before_fit(int(epochs))
+            callback.before_fit(epochs)
         restores = any(callback.restores for callback in saving)
         if not is_list:
             return [*others, *saving], restores
