@@ -11,6 +11,7 @@ from pydantic import Field
 
 from autodist.compressors import Compressor
 from autodist.errors import Place, StrategyError
+from autodist.logs.formatting import listed
 from autodist.options.fields import check_options
 from autodist.strategies.all_reduce import SpecName
 from autodist.strategies.diloco import LearningRate, Momentum
@@ -46,11 +47,8 @@ class UseAllReduce:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.local_steps == 0 and not self.outer_learning_rate == self.outer_momentum is None:
-            raise StrategyError(
-                "outer_learning_rate and outer_momentum belong to the outer step after local steps, and local_steps is "
-                "0. Leave them out, or set local_steps to 1 or more."
-            )
+        if self.local_steps == 0:
+            self._require_no_outer_step()
 
     def applied(self, synchronizer: AllReduce) -> AllReduce:
         """Returns a synchronizer with the options that are set."""
@@ -61,9 +59,20 @@ class UseAllReduce:
         """Returns the local steps with the options that are set; None if there are none."""
         steps = self.local_steps if self.local_steps is not None or before is None else before.steps
         if not steps:
+            self._require_no_outer_step()
             return None
-        outer = {"outer_learning_rate": self.outer_learning_rate, "outer_momentum": self.outer_momentum}
-        return replace(before or LocalSteps(steps), steps=steps, **_set_options(outer))
+        return replace(before or LocalSteps(steps), steps=steps, **self._outer)
+
+    @property
+    def _outer(self) -> dict[str, Any]:
+        return _set_options({"outer_learning_rate": self.outer_learning_rate, "outer_momentum": self.outer_momentum})
+
+    def _require_no_outer_step(self) -> None:
+        if self._outer:
+            raise StrategyError(
+                f"{listed(self._outer)} belong to the outer step after local steps, and local_steps is 0. Leave them "
+                "out, or set local_steps to 1 or more."
+            )
 
 
 @dataclass(frozen=True)

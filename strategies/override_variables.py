@@ -209,7 +209,10 @@ def _replacement(
     count = 1 if partitioning is None else len(partitioning.sizes)
     if isinstance(use, UseAllReduce):
         reduced = [one for one in synchronizers_of(before) if isinstance(one, AllReduce)]
-        return _Replacement(variable, partitioning, [use.applied(one) for one in _matched(count, reduced, default)])
+        try:
+            return _Replacement(variable, partitioning, [use.applied(one) for one in _matched(count, reduced, default)])
+        except StrategyError as error:
+            raise StrategyError(error.problem, override.place) from None
     earlier = [one for one in synchronizers_of(before) if isinstance(one, ParameterServer)]
     servers = [use.applied(one, variable.is_sent_whole) for one in _matched(count, earlier, None)]
     owners = _owners(override, use, variable, count, resource_spec)

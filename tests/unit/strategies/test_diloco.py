@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from autodist.compressors import Int8
-from autodist.errors import StrategyError
+from autodist.errors import Place, StrategyError
 from autodist.strategies import (
     PS,
     AllReduce,
@@ -73,6 +73,14 @@ def test_settings_of_variables_add_and_remove_local_steps(step, cluster):
 def test_options_of_an_outer_step_without_local_steps_are_refused(options):
     with pytest.raises(StrategyError, match="local_steps is 0"):
         UseAllReduce(local_steps=0, **options)
+
+
+@pytest.mark.parametrize("options", [{"outer_momentum": 0.5}, {"outer_learning_rate": 0.5}])
+def test_options_of_an_outer_step_where_no_builder_makes_local_steps_are_refused_at_their_place(step, cluster, options):
+    place = Place("cluster.yml", 7, 'strategy.variables["kernel"]')
+    with pytest.raises(StrategyError, match="local_steps is 0") as caught:
+        built(step, cluster(workers=2), AllReduce(), Override("kernel", UseAllReduce(**options), place))
+    assert caught.value.place == place
 
 
 @pytest.mark.parametrize("options", [
