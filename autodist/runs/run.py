@@ -398,7 +398,7 @@ class Run:
         """
         self.step += steps
         if self.outer_steps.after(self.step, steps):
-            self._fall_behind()
+            self.tracker.fall_behind()
         strategy = self.steps.strategy
         every = 0 if strategy is None else strategy.mesh.compare_every
         if every and self.workers > 1 and self.step // every > (self.step - steps) // every:
@@ -460,13 +460,7 @@ class Run:
         """Runs the outer steps for the local steps since the last ones, if there are any; call it on every worker."""
         with self.step_lock:
             if self.outer_steps.end():
-                self._fall_behind()
-
-    def _fall_behind(self) -> None:
-        """Marks the script's variables, which an outer step may have written, as older than the session's."""
-        for tracked in self.tracker:
-            if not tracked.is_ahead:
-                tracked.fall_behind()
+                self.tracker.fall_behind()
 
     def flush(self) -> None:
         """Waits until all updates of this worker's steps are applied, which may be several steps late."""

@@ -209,6 +209,13 @@ class VariableTracker:
         for tracked in self._aliased:
             tracked.known = np.array(tracked.read())
 
+    def fall_behind(self) -> None:
+        """Marks all variables that Python has not assigned as written by the session."""
+        for tracked in self:
+            if not tracked.is_ahead:
+                tracked.fall_behind()
+        self.refresh_aliased()
+
     def forget(self) -> None:
         """Stops watching the variables."""
         for end in self._ends:

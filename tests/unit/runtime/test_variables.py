@@ -186,3 +186,18 @@ def test_a_later_assignment_may_differ_between_workers(session, variable):
     session.tracker.mark_reset([variable])
     variable.assign([0.0, 0.0])
     assert tracked.is_ahead and not tracked.is_alike
+
+
+def test_variables_that_another_program_has_written_are_pulled_when_read_and_at_once_where_that_is_not_observed(
+    session, variable
+):
+    aliased, assigned = tf.Variable([0.0]), tf.Variable([0.0])
+    data = tf.data.Dataset.range(1).map(lambda _: aliased.read_value())  # reads it unobserved
+    session.track(variable, [3.0, 4.0])
+    session.track(aliased, [5.0])
+    session.tracker.track(assigned).is_ahead = False
+    assigned.assign([7.0])
+    session.tracker.fall_behind()
+    assert session.pulls == 1
+    assert next(iter(data)).numpy().tolist() == [5.0]
+    assert (variable.numpy().tolist(), assigned.numpy().tolist()) == ([3.0, 4.0], [7.0])
