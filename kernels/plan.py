@@ -102,14 +102,18 @@ class Plan:
     @property
     def is_asynchronous(self) -> bool:
         """True if every trained variable is updated with each worker's gradient separately."""
-        synchronies = [one.synchrony for one in self._synchronizers.values()]
-        return bool(synchronies) and all(k is not None and k.mode is SyncMode.ASYNCHRONOUS for k in synchronies)
+        return self._modes == {SyncMode.ASYNCHRONOUS}
 
     @property
     def updates_alone(self) -> bool:
         """True if each update of a trained variable has the gradient of one worker."""
-        synchronies = [one.synchrony for one in self._synchronizers.values()]
-        return bool(synchronies) and all(k is not None and k.mode.is_alone for k in synchronies)
+        return bool(self._modes) and all(mode is not None and mode.is_alone for mode in self._modes)
+
+    @cached_property
+    def _modes(self) -> set[SyncMode | None]:
+        """The sync modes of all variables; None: every worker makes the same updates."""
+        synchronies = (one.synchrony for one in self._synchronizers.values())
+        return {None if synchrony is None else synchrony.mode for synchrony in synchronies}
 
     def synchronizer(self, pending: PendingReduction) -> Synchronizer | None:
         """Returns the synchronizer of a gradient; None for other pending reductions."""

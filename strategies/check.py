@@ -12,7 +12,7 @@ from autodist.strategies.check_nodes import PlaceOf, check_nodes, no_place
 from autodist.strategies.check_pipeline import check_pipeline
 from autodist.strategies.specs import effective_spec, resolve_spec
 from autodist.strategies.variables import GraphLike, synced_variables
-from autodist.synchronizers import COLLECTIVES, AllReduce, Synchronizer, all_synchronizers, synchronizers_of
+from autodist.synchronizers import COLLECTIVES, AllReduce, ParameterServer, all_synchronizers, synchronizers_of
 
 
 def check_strategy(
@@ -80,17 +80,14 @@ def _check_local_steps(strategy: strategy_pb2.Strategy, place_of: PlaceOf) -> No
             "collectives need all workers in each step. Use all_reduce_spec SHUFFLE.",
             place_of(collective[0], "all_reduce_spec"),
         )
-    ahead = next((n for n, one in all_synchronizers(strategy) if one.owner is not None and _runs_ahead(one)), None)
+    servers = ((n, one) for n, one in all_synchronizers(strategy) if isinstance(one, ParameterServer))
+    ahead = next((n for n, one in servers if one.synchrony.runs_ahead), None)
     if ahead is not None:
         raise StrategyError(
             f"{name} makes local steps ({first.text}), and {ahead} has sync: false or a staleness: an outer step would "
             "average values of different steps. Set sync: true and staleness: 0 for it, or give it local steps, too.",
             place,
         )
-
-
-def _runs_ahead(synchronizer: Synchronizer) -> bool:
-    return synchronizer.synchrony is not None and synchronizer.synchrony.runs_ahead
 
 
 def _machines(config: strategy_pb2.GraphConfig) -> str:

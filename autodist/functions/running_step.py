@@ -131,7 +131,7 @@ class RunningStep:
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs a step on each of several batches, in one call; see `Program.repeat`."""
         outputs: list[np.ndarray] = []
-        for some in list(self.run.outer_steps.divide(batches, self.run.step)):
+        for some in self.run.outer_steps.divide(batches, self.run.step):
             outputs = self._make(functools.partial(_repeat, some), len(some), examples, all_examples)
         return outputs
 

@@ -70,7 +70,7 @@ def _with_copies(step: ReplicatedStep, context: Context) -> dict[str, Holder]:
         name: Holder.whole(step.by_name[name].shape, everyone)
         for name in local if name in step.by_name and name not in step.slices
     }  # fmt: skip
-    copies = {name: suffixes for name, suffixes in context.plan.copies.items() if name in local}
+    copies = dict.fromkeys(local, (LOCAL_COPY,))
     return {name: holder.with_copies(name, copies) for name, holder in (whole | {**step.holders}).items()}
 
 

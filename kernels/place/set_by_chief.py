@@ -14,7 +14,6 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.plan import CACHED_COPY, LOCAL_COPY
 from autodist.placement.holder import Slice
 
 
@@ -41,7 +40,6 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
     @staticmethod
     def _write_everywhere(step: PlacedStep, context: Context, writes: dict[str, frozenset[str]]) -> PlacedStep:
         editor = StepEditor(step)
-        plan = context.plan
         by_handle: dict[str, list[str]] = {}
         for name, handles in writes.items():
             for handle in handles:
@@ -50,16 +48,14 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
             variable = step.by_handle[handle]
             if variable.name not in step.owners:
                 _write_copies(editor, variable, names, range(1, context.workers), context)
-                if variable.name in plan.local_steps:
-                    _write_copies(editor, variable, names, range(context.workers), context, LOCAL_COPY)
-                continue
-            owner, *others = step.slices[variable.name].group.workers
-            for name in (handle, *editor.consumers(handle)):
-                editor[name].device = context.home(owner, variable.dtype, step.slices[variable.name].device(owner))
-            if others:
-                _write_copies(editor, variable, names, others, context, of=step.slices[variable.name])
-            if plan.has_cached_copy(variable.name):
-                _write_copies(editor, variable, names, range(context.workers), context, CACHED_COPY)
+            else:
+                owner, *others = step.slices[variable.name].group.workers
+                for name in (handle, *editor.consumers(handle)):
+                    editor[name].device = context.home(owner, variable.dtype, step.slices[variable.name].device(owner))
+                if others:
+                    _write_copies(editor, variable, names, others, context, of=step.slices[variable.name])
+            for suffix in context.plan.copies.get(variable.name, ()):
+                _write_copies(editor, variable, names, range(context.workers), context, suffix)
         # Written variables are placed here; variables that are only read are placed by a later kernel.
         everyone = dict.fromkeys((step.by_handle[handle].name for handle in by_handle), context.placement.all_workers)
         holders = {name: holder.with_groups(name, everyone) for name, holder in step.holders.items()}
