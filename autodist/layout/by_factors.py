@@ -55,7 +55,7 @@ def _apply(ctx: OpContext, linear: _Linear) -> Fact | list[Fact]:
         at = [k for k, axes in enumerate(rule.operands) if axes is not None]
     data = {k: form_of(ctx.facts[k]) for k in at}
     if not has_rows(list(data.values())):
-        unlike = None if rule is None else _unlike_parameter(ctx, rule)
+        unlike = None if rule is None or weakest(list(data.values())) else _unlike_parameter(ctx, rule)
         return unlike or _without_rows(ctx, data, linear)
     joined = divided(ctx, rule, data)
     if isinstance(joined, UnknownFact):

@@ -31,14 +31,17 @@ def slice_gradient(ctx: OpContext) -> Fact:
 
 
 def normalised_gradient(ctx: OpContext) -> list[Fact]:
-    """FusedBatchNormGrad (gradient, value, scale, statistics): statistics are constants unless it is training."""
-    known = ctx.forms(0, 1)
+    """FusedBatchNormGrad (gradient, value, scale, statistics): in training, examples interact, as in `batch_norm`.
+
+    The statistics are then those of the shard; otherwise, they are constants.
+    """
+    known, is_training = ctx.forms(0, 1), ctx.flag("is_training")
     others: list[Fact] = [REPLICATED] * 2
     if isinstance(known, UnknownFact):
         return [*[UnknownFact(known.reason)] * 3, *others]
     gradient, value = known
-    if ctx.flag("is_training") or any(form_of(fact) != REPLICATED for fact in ctx.facts[2:5]):
-        return [*[ctx.unknown("examples of a shard see one another in it")] * 3, *others]
+    if any(form_of(fact) != REPLICATED for fact in ctx.facts[2 : 3 if is_training else 5]):
+        return [*[ctx.unknown("its parameters are not replicated")] * 3, *others]
     if (
         gradient.rows is None
         or value.rows is None
@@ -48,8 +51,9 @@ def normalised_gradient(ctx: OpContext) -> list[Fact]:
     ):
         why = "its value and its gradient do not both have the examples along the first axis"
         return [*[ctx.unknown(why)] * 3, *others]
-    added = Form(Base.PARTIAL_SUM, gradient.factors, value.mixed_at or gradient.mixed_at)
-    return [replace(gradient, mixed_at=added.mixed_at), added, added, *others]
+    mixed_at = ctx.node.name if is_training else value.mixed_at or gradient.mixed_at
+    added = Form(Base.PARTIAL_SUM, gradient.factors, mixed_at)
+    return [replace(gradient, mixed_at=mixed_at), added, added, *others]
 
 
 def broadcast_axes(ctx: OpContext) -> list[Fact]:

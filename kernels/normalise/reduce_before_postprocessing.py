@@ -64,6 +64,7 @@ class ReduceBeforePostprocessing(Kernel[CapturedStep, CapturedStep]):
         nonlinear = _nonlinear(step, seen)
         paths = _Paths(step, seen, flows)
         moved = {gradient: paths.whole(gradient) for gradient in nonlinear}
+        paths.warn()
         return replace(step, gradients=tuple(moved.get(g, g) for g in step.gradients))
 
 
@@ -96,6 +97,20 @@ class _Paths:
 
     def __init__(self, step: CapturedStep, seen: Linearity, flows: Propagation) -> None:
         self._step, self._seen, self._flows = step, seen, flows
+        self._uncertain: dict[tuple[str, str], list[str]] = {}
+
+    def warn(self) -> None:
+        """Logs a warning for each node that may be a nonlinear function of partial sums."""
+        for (name, read), variables in self._uncertain.items():
+            kind = self._flows.kind(read)
+            assert isinstance(kind, Unknown)
+            gradients = f"gradient of {variables[0]}" + (f" (and of {len(variables) - 1} more)" if variables[1:] else "")
+            log.warning(
+                "the %s is computed by node %r (%s), which is not proportional to %s. It is unknown whether that "
+                "tensor has a row for each example (%s); of a gradient that sums over examples, each replica has only "
+                "a part.", gradients, name, self._step.graph_index.nodes[name].op, read, kind.reason,
+                extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
 
     def whole(self, gradient: VariableGradient) -> VariableGradient:
         """Returns the gradient to reduce, from which the captured gradient is computed once.
@@ -110,7 +125,7 @@ class _Paths:
         nonlinear = [name for name in self._step.graph_index.order if name in behind and self._is_nonlinear(name)]
         parts = {t: name for name in nonlinear for t in self._read(name, Sum, Mean)}
         if not parts:
-            self._warn(gradient, nonlinear)
+            self._note_uncertain(gradient, nonlinear)
             return gradient
         whole = next((part for part in parts if self._depends_only_on(gradient, part, behind)), None)
         if whole is not None:
@@ -170,17 +185,9 @@ class _Paths:
         )
         return reach([last], lambda name: [s for s in self._step.graph_index.data[name] if s in after])
 
-    def _warn(self, gradient: VariableGradient, nonlinear: Sequence[str]) -> None:
-        """Logs a warning if a function may be applied to partial sums."""
-        for name in nonlinear:
-            for read in self._read(name, Unknown):
-                kind = self._flows.kind(read)
-                assert isinstance(kind, Unknown)
-                log.warning(
-                    "the gradient of %s is computed by node %r (%s), which is not proportional to %s. It is unknown "
-                    "whether that tensor has a row for each example (%s); of a gradient that sums over examples, each "
-                    "replica has only a part.",
-                    gradient.variable, name, self._step.graph_index.nodes[name].op, read, kind.reason,
-                    extra=ALIKE_EVERYWHERE,
-                )  # fmt: skip
-                return
+    def _note_uncertain(self, gradient: VariableGradient, nonlinear: Sequence[str]) -> None:
+        """Notes the first node on the way to a gradient that may be a function of partial sums."""
+        found = ((name, read) for name in nonlinear for read in self._read(name, Unknown))
+        first = next(found, None)
+        if first is not None:
+            self._uncertain.setdefault(first, []).append(gradient.variable)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.layout import Mean, PerExample, Replicated, Unknown
+from autodist.layout import Mean, PerExample, Replicated, Sum, Unknown
 from tests.unit.layout.batches import MEAN, check, reason, tensor
 from tests.unit.layout.graphs import Case
 
@@ -94,6 +94,29 @@ def test_the_statistics_of_fused_batch_norm_are_over_all_but_the_channels(axis):
     assert case.kind(normal) == PerExample(axis) and case.kind(normal).mixed_at == "fused"
     assert case.kind(mean) == MEAN
     assert "no mean of variances" in case.kind(variance).reason
+
+
+def test_the_gradients_of_fused_batch_norm_are_rows_and_sums_of_a_replica_of_its_own():
+    """As of a generator, whose gradients pass through the batch normalisation of the discriminator."""
+    case = Case()
+    with case.graph.as_default():
+        x = case.batch("images", 4, 5, 3, dtype=tf.float32)
+        scale, offset, nothing = tf.ones(3), tf.zeros(3), tf.constant([], tf.float32)
+        fused = tf.raw_ops.FusedBatchNormV3(x=x * x, scale=scale, offset=offset, mean=nothing, variance=nothing)
+        gradients = tf.gradients(tf.reduce_sum(tf.square(fused.y)), [x, scale, offset])
+    assert [case.kind(gradient) for gradient in gradients] == [PerExample(0), Sum(), Sum()]
+    assert all("FusedBatchNormGrad" in case.kind(gradient).mixed_at for gradient in gradients)
+
+
+def test_what_follows_an_unknown_gradient_has_its_reason():
+    """The lengths of the result are those of the examples, which cannot be known without rows."""
+    case = Case()
+    with case.graph.as_default():
+        x = case.batch("images", 4, 5, 3, dtype=tf.float32)
+        strange = tf.numpy_function(lambda v: v, [x], tf.float32)
+        kernel = tf.ones([3, 3, 3, 2])
+        back = tf.nn.conv2d_transpose(strange[..., :2], kernel, tf.shape(x), 1)
+    assert "not in the table" in case.kind(back).reason
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
