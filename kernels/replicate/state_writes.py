@@ -262,7 +262,7 @@ def _become_gather(editor: GraphEditor, node: NodeDef, current: str) -> None:
     """Makes a gather read rows of the value after a write, in place of the variable's."""
     dtype, index_dtype = node.attr["dtype"].type, node.attr["Tindices"].type
     ids = node.input[1]
-    axis = NodeDef(name=f"{node.name}/axis", op="Const", device=node.device)
+    axis = NodeDef(name=f"autodist/state/{node.name}/axis", op="Const", device=node.device)
     axis.attr["dtype"].type = tf.int32.as_datatype_enum
     axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, tf.int32))
     editor.add(axis)

@@ -66,3 +66,35 @@ def test_writes_around_what_runs_once_equal_one_device(layout: str, between: str
     batches = [(numbers(k, 6, 3), numbers(k + 9, 6, 2)) for k in range(3)]
     found = train(captured, LAYOUTS[layout](captured), batches)
     assert_same(found, one_device(captured, step, batches))
+
+
+def with_centres(lookup: Callable[[tf.Variable, tf.Tensor], tf.Tensor]) -> Made:
+    """A centre loss: it compares features with the rows of a table that the step has just written."""
+    weight = tf.Variable(numbers(0, 3, 2), name="weight")
+    centres = tf.Variable(np.zeros((4, 2)), trainable=False, name="centres")
+
+    def step(x: tf.Tensor, label: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            features = tf.tanh(x @ weight)
+            one_hot = tf.one_hot(label, 4, dtype=x.dtype)
+            away = tf.matmul(one_hot, lookup(centres, label) - features, transpose_a=True)
+            centres.assign(centres - 0.5 * away / (tf.reduce_sum(one_hot, 0)[:, tf.newaxis] + 1.0))
+            loss = tf.reduce_mean(tf.reduce_sum(tf.square(features - lookup(centres, label)), 1))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    return capture(step, numbers(0, 6, 3), np.zeros(6, np.int32), is_split=True), step
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [tf.gather, tf.nn.embedding_lookup, lambda table, ids: table.sparse_read(ids)],
+    ids=["gather", "lookup", "sparse_read"],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_are_read_again_after_the_write_of_their_table(layout: str, lookup: Callable[..., tf.Tensor]):
+    """TensorFlow itself may have left a node `…/axis` beside the lookup."""
+    captured, step = with_centres(lookup)
+    batches = [(numbers(k, 6, 3), np.arange(k, k + 6, dtype=np.int32) % 4) for k in range(3)]
+    found = train(captured, LAYOUTS[layout](captured), batches)
+    assert_same(found, one_device(captured, step, batches))
