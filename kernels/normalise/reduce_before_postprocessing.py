@@ -104,12 +104,12 @@ class _Paths:
         for (name, read), variables in self._uncertain.items():
             kind = self._flows.kind(read)
             assert isinstance(kind, Unknown)
-            gradients = f"gradient of {variables[0]}" + (f" (and of {len(variables) - 1} more)" if variables[1:] else "")
+            more = f" (and of {len(variables) - 1} more)" if variables[1:] else ""
             log.warning(
-                "the %s is computed by node %r (%s), which is not proportional to %s. It is unknown whether that "
-                "tensor has a row for each example (%s); of a gradient that sums over examples, each replica has only "
-                "a part.", gradients, name, self._step.graph_index.nodes[name].op, read, kind.reason,
-                extra=ALIKE_EVERYWHERE,
+                "the gradient of %s%s is computed by node %r (%s), which is not proportional to %s. It is unknown "
+                "whether that tensor has a row for each example (%s); of a gradient that sums over examples, each "
+                "replica has only a part.", variables[0], more, name,
+                self._step.graph_index.nodes[name].op, read, kind.reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
     def whole(self, gradient: VariableGradient) -> VariableGradient:
