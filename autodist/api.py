@@ -62,12 +62,13 @@ from autodist.reading.file_sharding import NO_FILES_SHARDED
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import active_dry_run
+from autodist.runs.growth import continue_after
 from autodist.runs.keras_mesh import errors_with_mesh, mesh_builder, settings_of
 from autodist.runs.keras_variables import defer_initial_values
 from autodist.runs.keras_weights import defer_loaded_weights
 from autodist.runs.metrics.step_metrics import measure_steps
 from autodist.runs.resolve_config import resolve
-from autodist.runs.restarts import earlier_starts, restart
+from autodist.runs.restarts import earlier_starts
 from autodist.runs.run import Run
 from autodist.runs.undistributed import UndistributedScript
 from autodist.runtime.dataset import DistributedDataset
@@ -716,7 +717,7 @@ class AutoDist:
         try:
             if not watch_script_end().is_bad:
                 self._warn_at_the_end()
-            if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
+            if not self._finishes_well():
                 self._restart()
         except SystemExit:
             return  # SIGTERM ends the process with this exception
@@ -753,10 +754,12 @@ class AutoDist:
             log.error("%s", error)
             watch_script_end().fail()
             return False
-        return not watch_script_end().is_bad
+        return not (watch_script_end().is_bad or self._run.end.joining)
 
     def _restart(self) -> None:
         run = self._run
+        if run.recorder is not None or (run.spec.max_restarts == 0 and run.spec.min_nodes is None):
+            return
         lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step, run.saved_as)
         if lost is not None:
-            restart(lost, run.spec, run.builder)
+            continue_after(lost, run.spec, run.builder)

@@ -16,7 +16,7 @@ from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.loop import Loop
 from autodist.checkpoint.read import described, read_about, require_alike, require_seen, saved_values
 from autodist.checkpoint.save import Saves
-from autodist.checkpoint.save_schedule import Preemption, Schedule
+from autodist.checkpoint.save_schedule import SaveRequest, Schedule
 from autodist.checkpoint.slices import KeyedVariable, read_into_process
 from autodist.errors import CheckpointError
 from autodist.graph.step import CapturedStep
@@ -46,7 +46,7 @@ class AutomaticCheckpoints(StepObserver):
     Args:
         run: the run that trains the variables.
         section: the YAML section.
-        preemption: requests a save of the schedules at SIGTERM; None: SIGTERM is not handled.
+        requests: these request saves of the schedules, at SIGTERM for example.
 
     Attributes:
         schedule: decides when a loop of steps is saved.
@@ -55,9 +55,9 @@ class AutomaticCheckpoints(StepObserver):
         loop: the position of the script between two steps.
     """
 
-    def __init__(self, run: Run, section: CheckpointSection, preemption: Preemption | None) -> None:
+    def __init__(self, run: Run, section: CheckpointSection, requests: Sequence[SaveRequest] = ()) -> None:
         self._run, self._folder = run, Folder(section.folder)
-        self._saves, self._preemption = Saves(run, self._folder, section.keep), preemption
+        self._saves, self._requests = Saves(run, self._folder, section.keep), requests
         self.schedule = Schedule(
             run.index == 0,
             lambda decision: run.coordination.share_text(decision, "a training step"),
@@ -80,8 +80,8 @@ class AutomaticCheckpoints(StepObserver):
         self.loop.on_begin_read(frame)
 
     def on_schedule(self, schedule: Schedule) -> None:
-        if self._preemption is not None:
-            self._preemption.watch(schedule)
+        for request in self._requests:
+            request.watch(schedule)
 
     def after_step(self) -> None:
         if not self.is_in_fit:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
@@ -15,15 +16,13 @@ from typing import NoReturn
 from autodist.cluster.failure import LEAVING
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError
+from autodist.runs.lost_run import Joining
+from autodist.runs.missing_machines import MissingMachines
 from autodist.runs.restarts import may_start_again
 from autodist.runs.run import Run
 
 LOOK_SECONDS = 1.0
 """Approximate interval at which the chief shares its clock and its requests with the other workers."""
-
-
-def _nothing() -> None:
-    """Does nothing."""
 
 
 class Schedule:
@@ -59,15 +58,16 @@ class Schedule:
         self.saved_step = step
         self._saved_at = self._looked_at = clock()
         self._looked_step, self._apart, self._next_look = step, 1, step + 1
-        self._is_requested, self._after_save = False, _nothing
+        self._is_requested = False
+        self._after_save: list[Callable[[], None]] = []
 
-    def request(self, then: Callable[[], None] = _nothing) -> None:
+    def request(self, then: Callable[[], None]) -> None:
         """On the chief, requests a save at the next exchange. Safe in any thread and in a signal handler.
 
         Args:
             then: called after the save.
         """
-        self._after_save = then  # first: `saved` calls it and may run in between
+        self._after_save.append(then)  # first: `saved` calls it and may run in between
         self._is_requested = True
 
     def is_due(self, step: int) -> bool:
@@ -87,8 +87,9 @@ class Schedule:
         """Records a save, whatever its cause."""
         self.saved_step, self._saved_at = step, self._clock()
         self._is_requested = False
-        then, self._after_save = self._after_save, _nothing
-        then()
+        requested, self._after_save = self._after_save, []
+        for then in requested:
+            then()
 
     def _look(self, step: int) -> bool:
         now, decision = self._clock(), [False, 0]
@@ -104,7 +105,66 @@ class Schedule:
 log = logging.getLogger("autodist")
 
 
-class Preemption:
+class SaveRequest(ABC):
+    """On the chief, requests a save at the next common step, after which `_end` ends the script.
+
+    Args:
+        run: the run to save.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._schedules: list[Schedule] = []
+        self._is_requested = False
+
+    def watch(self, schedule: Schedule) -> None:
+        """Adds a schedule that saves the run; of several, one is in use at a time."""
+        self._schedules.append(schedule)
+        if self._is_requested:
+            schedule.request(self._end)
+
+    def _request_save(self) -> None:
+        self._is_requested = True
+        for schedule in self._schedules:
+            schedule.request(self._end)
+
+    @abstractmethod
+    def _end(self) -> NoReturn:
+        """Ends the script after the save."""
+
+
+class Growth(SaveRequest):
+    """On the chief, looks for machines that the run does not have, and starts it again with those that it can use.
+
+    A run that makes no further training step, or is lost before it, does not start again with them.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._joining: Joining | None = None
+        self._machines = MissingMachines(run.spec, run.builder, self._save_for)
+
+    def begin(self) -> None:
+        """Starts to look, until the end of the run."""
+        self._run.end.missing_machines = self._machines
+        self._run.end.before.append(self._machines.end)
+        self._machines.begin()
+
+    def _save_for(self, joining: Joining) -> None:
+        """Called in another thread."""
+        log.info("%s: the run is saved after a step, and starts again with it.", joining.reason)
+        self._joining = joining
+        self._request_save()
+
+    def _end(self) -> NoReturn:
+        assert self._joining is not None, "the save was requested for them"
+        self._run.end.start_again_with(self._joining)
+
+
+class Preemption(SaveRequest):
     """On the chief, saves the run at the next common step after SIGTERM to the chief or another worker, and ends it.
 
     The run then ends as by an exception: other workers are stopped, `finally` blocks and exit handlers run, and the
@@ -117,9 +177,8 @@ class Preemption:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._schedules: list[Schedule] = []
-        self._has_come = self._is_requested = False
+        super().__init__(run)
+        self._has_come = False
         self._leaving: str | None = None
 
     def begin(self) -> None:
@@ -143,12 +202,6 @@ class Preemption:
         os.register_at_fork(after_in_child=self._forget)
         self._run.end.heed_leaving(self._note_leaving)
 
-    def watch(self, schedule: Schedule) -> None:
-        """Adds a schedule that saves the run; of several, one is in use at a time."""
-        self._schedules.append(schedule)
-        if self._is_requested:
-            schedule.request(self._end)
-
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_saved = any(schedule.saved_step >= self._run.step for schedule in self._schedules)
         if self._has_come or self._run.end.is_lost or (is_saved and not self._run.is_in_step):
@@ -165,12 +218,7 @@ class Preemption:
         log.warning("SIGTERM came to %s: the run is saved after this step, and then %s.", worker, then)
         self._request_save()
 
-    def _request_save(self) -> None:
-        self._is_requested = True
-        for schedule in self._schedules:
-            schedule.request(self._end)
-
-    def _end(self) -> None:
+    def _end(self) -> NoReturn:
         if self._has_come or self._leaving is None:
             self._end_by_signal("SIGTERM came")
         if may_start_again(self._run.spec):

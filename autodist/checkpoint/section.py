@@ -10,7 +10,7 @@ from autodist.checkpoint.automatic import AutomaticCheckpoints
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.read import read_about, require_whole
-from autodist.checkpoint.save_schedule import Preemption
+from autodist.checkpoint.save_schedule import Growth, Preemption, SaveRequest
 from autodist.errors import CheckpointError
 from autodist.resources import CheckpointSection, ResourceSpec
 from autodist.runs.dry_run import active_dry_run
@@ -51,10 +51,16 @@ def save_automatically(run: Run) -> AutomaticCheckpoints | None:
     section = _section_of(run.spec)
     if section is None:
         return None
-    preemption = Preemption(run) if section.on_preempt and run.index == 0 else None
-    if preemption is not None:
+    requests: list[SaveRequest] = []
+    if section.on_preempt and run.index == 0:
+        preemption = Preemption(run)
         preemption.begin()
-    run.observer = automatic = AutomaticCheckpoints(run, section, preemption)
+        requests.append(preemption)
+    if run.spec.takes_machines_in and run.index == 0 and run.recorder is None:
+        growth = Growth(run)
+        growth.begin()
+        requests.append(growth)
+    run.observer = automatic = AutomaticCheckpoints(run, section, requests)
     return automatic
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,28 +28,37 @@ _POLL_INTERVAL = 0.1
 
 
 def sync_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
-    """Copies the folder under `sync` to all machines reached over SSH, in parallel, and logs the result for each.
-
-    Args:
-        spec: the machines.
-        is_stopped: called periodically; returns True to cancel.
-
-    Raises:
-        MachinesAwayError: the only faults are machines that do not answer.
-        ClusterError: lists the fault of every machine that has one.
-    """
+    """Copies the folder under `sync` to all machines reached over SSH; see `sync_to`."""
     if spec.sync is None:
         return
     if spec.is_given:
         _log.warning("sync is skipped: a scheduler has started the processes, and no machine is reached over SSH")
         return
-    nodes = [node for node in spec.nodes if spec.ssh_group(node) is not None]
+    sync_to(spec, [node for node in spec.nodes if spec.ssh_group(node) is not None], is_stopped)
+
+
+def sync_to(
+    spec: ResourceSpec, nodes: Sequence[Node], is_stopped: Callable[[], bool], logs_unchanged: bool = True
+) -> None:
+    """Copies the folder under `sync` to machines reached over SSH, in parallel, and logs the result for each.
+
+    Args:
+        spec: the machines; `sync` is set.
+        nodes: the machines to copy to.
+        is_stopped: called periodically; returns True to cancel.
+        logs_unchanged: False to log nothing for a machine that already had all files.
+
+    Raises:
+        MachinesAwayError: the only faults are machines that do not answer.
+        ClusterError: lists the fault of every machine that has one.
+    """
+    assert spec.sync is not None, "there is a folder to copy"
     if not nodes:
         return
     folder, files = spec.sync.folder, find_files(spec.sync.folder, spec.sync.exclude)
     interrupted = False
 
-    def sync_to(node: Node) -> SyncResult | ClusterError:
+    def sync_one(node: Node) -> SyncResult | ClusterError:
         settings = ssh_settings(spec, node)
         assert settings is not None, "the machine is reached over SSH"
         try:
@@ -59,15 +68,18 @@ def sync_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
         except ClusterError as error:
             return error
 
-    with ThreadPoolExecutor(len(nodes)) as pool:
-        try:
-            results = list(pool.map(sync_to, nodes))
-        except BaseException:
-            interrupted = True  # before the pool waits for its threads
-            raise
+    if len(nodes) == 1:  # without a pool, for whose threads Python waits at the end of the script
+        results = [sync_one(nodes[0])]
+    else:
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            try:
+                results = list(pool.map(sync_one, nodes))
+            except BaseException:
+                interrupted = True  # before the pool waits for its threads
+                raise
     by_address = {node.address: result for node, result in zip(nodes, results, strict=True)}
     for address, result in by_address.items():
-        if isinstance(result, SyncResult):
+        if isinstance(result, SyncResult) and (logs_unchanged or result.files or result.removed):
             _log_result(address, folder, result)
     faults = {address: result for address, result in by_address.items() if isinstance(result, ClusterError)}
     if faults:

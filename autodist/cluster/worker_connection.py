@@ -156,6 +156,8 @@ class WorkerGroup:
         changed: condition that guards the connections.
         on_ending: called under `changed`, once for each worker, when it has ended.
         on_leaving: called with the name of each worker that received SIGTERM, once, from a thread of its connection.
+        workers: the workers, node by node; None: all except the chief.
+        logs: True to log the workers that the run waits for.
 
     Attributes:
         connections: in the order of the workers; complete when `open` is exhausted.
@@ -168,8 +170,11 @@ class WorkerGroup:
         changed: Condition,
         on_ending: Callable[[WorkerConnection], None],
         on_leaving: Callable[[str], None],
+        workers: Sequence[Worker] | None = None,
+        logs: bool = True,
     ) -> None:
-        self._spec, self._changed = spec, changed
+        self._spec, self._changed, self._logs = spec, changed, logs
+        self._workers = spec.workers[1:] if workers is None else workers
         self._on_ending, self._on_leaving = on_ending, on_leaving
         self.connections: tuple[WorkerConnection, ...] = ()
         self.output = Output()
@@ -193,7 +198,7 @@ class WorkerGroup:
 
     def _channels(self, environment: Mapping[str, str] | None) -> Iterator[tuple[Sequence[Worker], Sequence[Channel]]]:
         """Yields workers, and a channel to each worker's agent, which AutoDist or a scheduler has started."""
-        spec, others = self._spec, self._spec.workers[1:]
+        spec, others = self._spec, self._workers
         if spec.is_given:
             yield others, channels_of_followers()
             return
@@ -216,7 +221,7 @@ class WorkerGroup:
     def wait_for_facts(self, is_stopped: Callable[[], bool]) -> dict[str, Facts | Lost]:
         """Returns the answer of each worker's agent by the worker's name; logs the late ones once if it takes long."""
         limit = self._spec.reach_timeout
-        if any(self._spec.ssh_group(worker.node) is not None for worker in self._spec.workers):
+        if any(self._spec.ssh_group(worker.node) is not None for worker in self._workers):
             limit += self._spec.connect_timeout  # the machine may be booting
 
         def late() -> list[str]:
@@ -271,13 +276,18 @@ class WorkerGroup:
     def _wait(self, is_over: Callable[[], bool], limit: float, log: Callable[[], None]) -> None:
         """Waits for a condition, up to `limit` seconds; calls `log` once if that takes long."""
         if limit > _LOG_AFTER and not wait_for(self._changed, is_over, _LOG_AFTER):
-            log()
+            if self._logs:
+                log()
             limit -= _LOG_AFTER
         wait_for(self._changed, is_over, limit)
 
-    def close(self) -> None:
-        """Waits some seconds for all agents to end, and ends the local ones that remain."""
-        stopwatch, limit = Stopwatch(), self._spec.stop_timeout + _STOP_LIMIT
+    def close(self, limit: float | None = None) -> None:
+        """Waits for all agents to end, and ends the local ones that remain.
+
+        Args:
+            limit: seconds to wait; None: `stop_timeout`, and some more.
+        """
+        stopwatch, limit = Stopwatch(), self._spec.stop_timeout + _STOP_LIMIT if limit is None else limit
         for connection in self.connections:
             while not connection.wait(POLL_INTERVAL) and stopwatch.read() < limit:
                 pass

@@ -11,6 +11,7 @@ from autodist.resources._model import EMPTY_IF_NULL, Fault, Model, Source, to_sp
 from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
 from autodist.resources._sections import (
     CHECKPOINT,
+    LONGEST,
     METRICS,
     SYNC,
     CheckpointSection,
@@ -24,7 +25,9 @@ _EXAMPLE = (
     "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, if a scheduler starts the "
     "processes"
 )
-_HIDDEN = ("source", "is_given", "allotments", "mesh_rows", "micro_batches", "owned_bytes", "measurements")
+_HIDDEN = (
+    "source", "is_given", "allotments", "listed", "mesh_rows", "micro_batches", "owned_bytes", "measurements",
+)  # fmt: skip
 
 MOST_RESTARTS = 1000
 
@@ -51,6 +54,13 @@ class YamlKeys(Timeouts):
     firewall: Literal["auto", "none"] | None = Field(default=None, description="auto or none")
     max_restarts: int = Field(default=0, ge=0, le=MOST_RESTARTS, description=RESTARTS)
     min_nodes: int | None = Field(default=None, ge=1, description="a whole number from 1 to the number of nodes")
+    rejoin_interval: float | None = Field(
+        default=None,
+        gt=0,
+        le=LONGEST,
+        allow_inf_nan=False,
+        description=f"a number of seconds above 0, at most {LONGEST}",
+    )
     sync: Sync | None = Field(default=None, description=SYNC)
     checkpoint: CheckpointSection | None = Field(default=None, description=CHECKPOINT)
     metrics: MetricsSection | None = Field(default=None, description=METRICS)
@@ -130,6 +140,17 @@ class YamlKeys(Timeouts):
             count = len(self.nodes)
             raise Fault(
                 f"{self.min_nodes} is more than the number of nodes, {count}; allowed: 1 to {count}", "min_nodes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rejoin_interval(self) -> Self:
+        if self.rejoin_interval is not None and (self.min_nodes is None or self.checkpoint is None):
+            lacking = "min_nodes" if self.min_nodes is None else "checkpoint"
+            raise Fault(
+                "a run takes a missing machine in by starting again from a checkpoint that it saves, which needs "
+                f"`min_nodes` and `checkpoint`; allowed: no `rejoin_interval`, or `{lacking}`, too",
+                "rejoin_interval",
             )
         return self
 

@@ -49,7 +49,8 @@ class ResourceSpec(YamlKeys):
         firewall: "auto" if the run admits only its own machines to the ports of its servers; "none" or None: it sets
             no firewall.
         max_restarts: the number of times that all workers may restart after one of them was lost.
-        min_nodes: number of nodes needed for a restart; unreachable nodes are left out. None: all.
+        min_nodes: number of nodes needed for a start; unreachable nodes are left out. None: all.
+        rejoin_interval: seconds between two attempts to reach the nodes that were left out; None: 60.
         sync: the folder that is copied to the machines; None: they already have the script.
         checkpoint: settings of automatic checkpoints; None: none are saved.
         metrics: settings of the metrics that the chief writes; None: it writes none.
@@ -57,6 +58,7 @@ class ResourceSpec(YamlKeys):
         is_given: True if a scheduler starts the processes, which exchange their addresses.
         allotments: with `nodes: given`, the devices, cores and port of each worker. Empty until its processes have
             joined; until then `nodes` is this machine alone.
+        listed: all nodes, if some of them were left out of this start; (): none was.
         mesh_rows: the places of rows of a mesh along the data axis, as positions among all places: for each group of
             workers that divide the batch among them, the row of their first coordinates; empty: no mesh. In a pipeline,
             rows along the axes of the stages and of the batch.
@@ -67,6 +69,7 @@ class ResourceSpec(YamlKeys):
     """
 
     allotments: tuple[Allotment, ...] = Field(default=(), repr=False)
+    listed: tuple[Node, ...] = Field(default=(), repr=False)
     micro_batches: int = Field(default=0, repr=False)
     mesh_rows: tuple[tuple[int, ...], ...] = Field(default=(), repr=False)
     owned_bytes: tuple[int, ...] = Field(default=(), repr=False)
@@ -130,8 +133,26 @@ class ResourceSpec(YamlKeys):
         kept = tuple(node for node in self.nodes if node.address not in addresses)
         if len(kept) == len(self.nodes):
             return self
-        made = self.from_dict({**self.to_dict(), "nodes": [node.model_dump(mode="json") for node in kept]})
-        return made.model_copy(update={"source": self.source, "strategy": self.strategy})
+        return self._with_these(kept, listed=self.nodes)
+
+    def complete(self) -> ResourceSpec:
+        """Returns this spec with the nodes that were left out of it."""
+        return self._with_these(self.listed) if self.listed else self
+
+    def _with_these(self, nodes: Sequence[Node], **update: Any) -> ResourceSpec:
+        """Returns this spec with other nodes."""
+        made = self.from_dict({**self.to_dict(), "nodes": [node.model_dump(mode="json") for node in nodes]})
+        return made.model_copy(update={"source": self.source, "strategy": self.strategy, **update})
+
+    @property
+    def missing(self) -> tuple[Node, ...]:
+        """The nodes that were left out of this start."""
+        return tuple(node for node in self.listed if node not in self.nodes)
+
+    @property
+    def takes_machines_in(self) -> bool:
+        """True if the run looks for missing machines, and starts again with those that it can use."""
+        return self.min_nodes is not None and self.checkpoint is not None
 
     def without_outputs(self) -> ResourceSpec:
         """Returns this spec without checkpoints and metrics; SIGTERM then ends a worker at once."""
@@ -199,6 +220,7 @@ class ResourceSpec(YamlKeys):
             "firewall",
             "max_restarts",
             "min_nodes",
+            "rejoin_interval",
             "sync",
             "checkpoint",
             "metrics",

@@ -12,16 +12,17 @@ import logging
 import os
 import re
 import signal
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from autodist.cluster.failure import is_of_machines, would_repeat
 from autodist.cluster.re_exec import cannot_re_exec, has_lost_input, re_exec_at_the_end
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
+from autodist.errors import ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
-from autodist.strategies import BuildsStrategy, find_mesh
+from autodist.runs.lost_run import LostRun
+from autodist.runs.node_choice import nodes_to_leave_out
+from autodist.strategies import BuildsStrategy
 from autodist.waits import Event
 
 log = logging.getLogger("autodist")
@@ -43,7 +44,10 @@ class EarlierStarts:
         saved: step of the last checkpoint; None: none was saved.
         saved_as: path of that checkpoint.
         seeds: seeds of the script's runs, reused in the same order.
-        left_out: addresses of nodes that did not answer.
+        left_out: addresses of nodes that this start leaves out.
+        joined: addresses of nodes that this start has taken in; (): it was made for another reason.
+        failed_joins: for each address, the number of starts that took the node in and failed with it.
+        refused: for each address, the last reported reason why the node cannot be used.
     """
 
     count: int = 0
@@ -53,6 +57,9 @@ class EarlierStarts:
     saved_as: str | None = None
     seeds: tuple[int, ...] = ()
     left_out: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+    failed_joins: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def _without_checkpoint(state: EarlierStarts) -> EarlierStarts:
@@ -96,59 +103,25 @@ def require_can_restart(spec: ResourceSpec) -> None:
     Raises:
         ResourceSpecError: the script cannot be restarted.
     """
-    if spec.max_restarts == 0:
-        if spec.min_nodes is not None:
-            raise ResourceSpecError(
-                f"min_nodes is {spec.min_nodes}: the number of nodes that must be present when a run restarts; set "
-                "`max_restarts`, too."
-            )
+    if spec.max_restarts == 0 and spec.min_nodes is None:
         return
+    if spec.max_restarts == 0 and spec.checkpoint is None:
+        raise ResourceSpecError(
+            f"min_nodes is {spec.min_nodes}: the run may start with that many nodes, and takes in the others by "
+            "starting again from a checkpoint. Add `checkpoint`, such as {folder: checkpoints, every_minutes: 10}, or "
+            "`max_restarts`, to leave out nodes at a restart only."
+        )
     reason = cannot_re_exec()
     if spec.is_given:
         reason = (
             "a scheduler has started the processes (`nodes: given`), and AutoDist cannot start one again; let the "
             "scheduler restart the job, whose script continues from its last checkpoint"
         )
-    elif len(spec.workers) == 1:
+    elif len(spec.workers) == 1 and spec.min_nodes is None:
         reason = "there is one worker, the script's own process, and no other process could restart it; use 0"
     if reason is not None:
-        raise ResourceSpecError(f"max_restarts is {spec.max_restarts}, which is not possible here: {reason}.")
-
-
-@dataclass(frozen=True)
-class LostRun:
-    """The failure by which a run was lost.
-
-    Attributes:
-        error: the error as raised in the script.
-        step: the training step in progress; None: none was made.
-        saved: step of the last checkpoint; None: none was saved.
-        away: addresses of nodes, if the run could not start without them and nothing else was wrong.
-        leaving: addresses of nodes other than the chief's that have received SIGTERM.
-        chief_leaves: True if this process has received SIGTERM.
-        saved_as: path of the last checkpoint.
-    """
-
-    error: ClusterError
-    step: int | None
-    saved: int | None
-    away: tuple[str, ...] = ()
-    leaving: tuple[str, ...] = ()
-    chief_leaves: bool = False
-    saved_as: str | None = None
-
-    @property
-    def fault(self) -> str:
-        """The error as a clause of a sentence."""
-        error = self.error
-        if isinstance(error, WorkerFailedError):
-            return f"{error.worker} {error.reason}".rstrip(".")
-        text = str(error).rstrip(".")
-        return text[:1].lower() + text[1:]
-
-    @property
-    def place(self) -> str:
-        return "before the first step" if self.step is None else f"in step {self.step}"
+        key = "max_restarts" if spec.max_restarts else "min_nodes"
+        raise ResourceSpecError(f"{key} is {getattr(spec, key)}, which is not possible here: {reason}.")
 
 
 def may_start_again(spec: ResourceSpec) -> bool:
@@ -165,11 +138,13 @@ def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = 
         builder: its strategy builder. On a mesh, the machines that remain form whole rows.
     """
     earlier, limit = earlier_starts(), spec.max_restarts
-    away = _to_leave_out(lost.away, spec, builder) if earlier.count and not lost.chief_leaves else ()
+    away = () if lost.chief_leaves else nodes_to_leave_out(lost.away, spec, builder)
     if away:
         # This start has trained nothing, so it does not count as a restart.
         _leave_out(lost, away, spec, earlier)
         return
+    if limit == 0 and not lost.chief_leaves:
+        return  # `min_nodes` alone is for machines that are away
     reason = reason_not_to_restart(earlier, lost, limit)
     if reason is not None:
         log.error("not started again: %s", reason)
@@ -177,37 +152,16 @@ def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = 
             watch_script_end().end_by(signal.SIGTERM)
         return
     count, wait = earlier.count + 1, backoff(earlier.count + 1)
-    left_out = _to_leave_out(lost.leaving, spec, builder)
+    left_out = nodes_to_leave_out(lost.leaving, spec, builder)
     log.warning(
         "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s%s",
-        _source(lost), count, limit, wait, lost.place, lost.fault,
+        source_of(lost), count, limit, wait, lost.place, lost.fault,
         f" {_format_left_out(left_out, spec)}." if left_out else "",
         " What was read of standard input is gone." if has_lost_input() else "",
     )  # fmt: skip
-    state = EarlierStarts(count, lost.fault, lost.step, lost.saved, lost.saved_as, tuple(_seeds), left_out)
-    state = _without_checkpoint(state) if is_gone(lost.saved_as) else state  # logged above
+    state = replace(earlier, count=count, fault=lost.fault, step=lost.step, left_out=left_out, joined=())
     Event().wait(wait)
-    _begin(state)
-
-
-def _to_leave_out(addresses: Collection[str], spec: ResourceSpec, builder: BuildsStrategy | None) -> tuple[str, ...]:
-    """Returns the nodes without which a run starts again; none if too few would remain.
-
-    Args:
-        addresses: the nodes that are not there.
-        spec: the machines.
-        builder: the strategy builder; its mesh may need whole rows, and so leave out more nodes.
-    """
-    left = [node for node in spec.nodes if node.address not in addresses]
-    mesh = None if builder is None else find_mesh(builder)
-    if mesh is not None:
-        devices: Counter[str] = Counter()
-        for worker in spec.workers:
-            devices[worker.node.address] += len(worker.devices)
-        left = left[: mesh.whole_rows([devices[node.address] for node in left])]
-    if not addresses or len(left) < (spec.min_nodes or len(spec.nodes)):
-        return ()
-    return tuple(node.address for node in spec.nodes if node not in left)
+    start_again(state, lost)
 
 
 def _format_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
@@ -218,19 +172,31 @@ def _leave_out(lost: LostRun, away: tuple[str, ...], spec: ResourceSpec, earlier
     left = len(spec.nodes) - len(away)
     log.warning(
         "no answer: %s, and the run starts from %s on %d node%s, among which variables and the global batch are "
-        "distributed again.", _format_left_out(away, spec), _source(lost), left, "" if left == 1 else "s",
+        "distributed again.", _format_left_out(away, spec), source_of(lost), left, "" if left == 1 else "s",
     )  # fmt: skip
-    _begin(replace(earlier, seeds=tuple(_seeds), left_out=(*earlier.left_out, *away)))
+    start_again(replace(earlier, left_out=(*earlier.left_out, *away), joined=()), lost)
 
 
-def _begin(state: EarlierStarts) -> None:
+def start_again(state: EarlierStarts, lost: LostRun) -> None:
+    """Starts the script again at its end, from the last checkpoint of a run.
+
+    Args:
+        state: state for the next start, without what follows from the run: the seeds, the checkpoint, missing nodes.
+        lost: the run.
+    """
+    left_out = tuple(dict.fromkeys((*state.left_out, *lost.missing)))
+    state = replace(
+        state, seeds=tuple(_seeds), saved=lost.saved, saved_as=lost.saved_as, left_out=left_out, refused=lost.refused
+    )
+    state = _without_checkpoint(state) if is_gone(lost.saved_as) else state  # logged by then
     try:
         re_exec_at_the_end({VARIABLE: json.dumps(asdict(state))})
     except OSError as error:
         log.error("not started again: %s. Leave the directory where the script was started.", error)
 
 
-def _source(lost: LostRun) -> str:
+def source_of(lost: LostRun) -> str:
+    """Returns text about the checkpoint from which the next start resumes."""
     if lost.saved is None:
         return "the script's beginning (no checkpoint was saved)"
     if is_gone(lost.saved_as):

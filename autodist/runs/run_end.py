@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
+from autodist.errors import AutoDistError, ClusterError, MachinesAwayError, WorkerFailedError
 from autodist.logs.formatting import words_of
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
 from autodist.runs.failed_step import FailedStepGuard
+from autodist.runs.lost_run import Joining, LostRun
 from autodist.runs.peers import Peers
-from autodist.runs.restarts import LostRun
+from autodist.runs.restarts import earlier_starts
+
+if TYPE_CHECKING:
+    from autodist.runs.missing_machines import MissingMachines
 
 log = logging.getLogger("autodist")
 
 _INTERRUPTED = "the chief was interrupted"
+
+_STARTS_AGAIN = 75
+"""Exit status of a script that is to start again, if that fails; EX_TEMPFAIL of sysexits.h."""
 
 
 class CodeEnd(Protocol):
@@ -57,6 +65,8 @@ class RunEnd:
         error: the error of the run's end, after the script itself has ended; None if there was none.
         code_end: the end of the script, or of the function; `host` sets the latter.
         is_leaving: True if this process has received SIGTERM and ends once everything is saved.
+        joining: machines with which the run starts again at the end of the script; None: none.
+        missing_machines: looks for machines that the run does not have; None: nothing does.
     """
 
     def __init__(
@@ -77,6 +87,8 @@ class RunEnd:
         self.reason = "the chief's script failed"
         self.error: AutoDistError | None = None
         self.is_leaving = False
+        self.joining: Joining | None = None
+        self.missing_machines: MissingMachines | None = None
 
     def host(self, end: CodeEnd) -> None:
         """Ends the run with a function, whose output no agent filters.
@@ -94,7 +106,7 @@ class RunEnd:
     @property
     def is_bad(self) -> bool:
         """True if the script ends before its part of the run is done."""
-        failed = self.code_end.is_bad or self._peers.failure is not None or bool(self._failed_step)
+        failed = self.code_end.is_bad or self.is_lost or self.joining is not None or bool(self._failed_step)
         return failed or self._is_interrupted
 
     @property
@@ -124,6 +136,15 @@ class RunEnd:
         """On the chief, registers `heed` to be called, in another thread, with each worker that receives SIGTERM."""
         self._peers.on_leaving = heed
 
+    def start_again_with(self, joining: Joining) -> NoReturn:
+        """On the chief, ends the script, so that the run can start again with more machines.
+
+        Raises:
+            SystemExit: always; if the script catches it, the run ends all the same when the script does.
+        """
+        self.joining, self.reason = joining, f"the run starts again with {' and '.join(joining.addresses)}"
+        sys.exit(_STARTS_AGAIN)
+
     def lose(self, worker: str, reason: str) -> NoReturn:
         """On the chief, ends the run as if a worker had failed.
 
@@ -140,13 +161,25 @@ class RunEnd:
             saved_step: step of the last checkpoint; None if there is none.
             saved_as: path of that checkpoint.
         """
-        fault, ended_by = self._peers.fault, self.code_end.raised
-        is_ended = self._is_interrupted or self.code_end.is_terminated
-        if fault is None or is_ended or not (ended_by is None or _is_about_others(ended_by)):
+        fault = self._fault(self.code_end.raised)
+        if fault is None or self._is_interrupted or self.code_end.is_terminated:
             return None
         away = self._nodes_of(fault.workers if isinstance(fault, MachinesAwayError) else ())
+        failed = self._nodes_of((fault.worker,) if isinstance(fault, WorkerFailedError) else ())
         leaving = self._nodes_of(self._peers.leaving)
-        return LostRun(fault, step, saved_step, away, leaving, self.is_leaving, saved_as)
+        machines = self.missing_machines
+        missing, refused = ((), {}) if machines is None else (machines.addresses, machines.refused)
+        return LostRun(
+            fault, step, saved_step, away, leaving, self.is_leaving, saved_as, failed, missing, refused, self.joining
+        )
+
+    def _fault(self, ended_by: BaseException | None) -> AutoDistError | None:
+        """Returns the error by which the run was lost; None if the script ended for a reason of its own."""
+        if ended_by is not None and not _is_about_others(ended_by):
+            return ended_by if isinstance(ended_by, AutoDistError) and earlier_starts().joined else None
+        if self.joining is not None and self._peers.fault is None:
+            return ClusterError(self.reason)
+        return self._peers.fault
 
     def _nodes_of(self, workers: Collection[str]) -> tuple[str, ...]:
         """Returns the addresses of the nodes, except the chief's, that run one of these workers."""

@@ -88,6 +88,10 @@ class Hosts(ABC):
         """Kills the SSH server of a host, with the connections that it serves."""
         _end(self._servers[host])
 
+    def start(self, host: Host) -> None:
+        """Starts the SSH server of a host again, after `stop`."""
+        self._start_server(host)
+
     @abstractmethod
     def _make_hosts(self) -> tuple[Host, ...]: ...
 

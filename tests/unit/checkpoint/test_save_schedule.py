@@ -78,7 +78,7 @@ def test_minutes_are_the_chiefs(seconds):
 def test_a_requested_checkpoint_is_saved_at_the_next_check():
     two = Two(every_steps=None, every_minutes=60)
     assert two.run(range(1, 1000), seconds=0.01) == []
-    two.chief.request()
+    two.chief.request(lambda: None)
     (step,) = two.run(range(1000, 1300), seconds=0.01)
     assert step <= 1000 + 2 * 100
 

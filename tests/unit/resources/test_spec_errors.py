@@ -14,7 +14,8 @@ from tests.unit.resources.faults import HEAD, NODE, Fault, assert_is_told, read
 
 KEYS = (
     "answer_timeout, batch, batch_norm, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, encrypt, "
-    "end_timeout, firewall, join_timeout, max_restarts, metrics, min_nodes, nodes, reach_timeout, shard, "
+    "end_timeout, firewall, join_timeout, max_restarts, metrics, min_nodes, nodes, reach_timeout, "
+    "rejoin_interval, shard, "
     "silence_timeout, ssh, stall_timeout, "
     "start_timeout, stop_timeout, strategy, sync, transport, xla"
 )

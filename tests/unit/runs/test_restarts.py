@@ -18,10 +18,10 @@ from autodist.errors import ClusterError, MachinesAwayError, ResourceSpecError, 
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
 from autodist.runs.cli_overrides import CliOverrides
+from autodist.runs.lost_run import LostRun
 from autodist.runs.restarts import (
     VARIABLE,
     EarlierStarts,
-    LostRun,
     backoff,
     earlier_starts,
     reason_not_to_restart,
@@ -209,29 +209,31 @@ TWO_NODES = {
 }
 
 
+@pytest.mark.parametrize("count", [0, 1], ids=["first start", "restart"])
 def test_a_machine_that_stays_away_is_left_out_where_enough_others_are_there(
-    begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    count: int, begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = LostRun(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
     spec = ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "strategy": "PS"})
-    monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": count, "fault": "killed", "step": 5}))
     restart(away, spec)
     assert caplog.messages == [
         "no answer: 10.0.0.3 is left out (`min_nodes` is 2), and the run starts from the checkpoint of step 4 on 2 "
         "nodes, among which variables and the global batch are distributed again."
     ]
-    assert (begun[0]["count"], begun[0]["left_out"]) == (1, ["10.0.0.3"])
+    assert (begun[0]["count"], begun[0]["left_out"]) == (count, ["10.0.0.3"])
     left = spec.without(begun[0]["left_out"])
     assert [node.address for node in left.nodes] == ["10.0.0.1", "10.0.0.2"]
     assert (len(left.workers), left.max_restarts, left.strategy) == (2, 1, spec.strategy)
     assert spec.without(()) is spec
+    assert ([node.address for node in left.missing], left.complete()) == (["10.0.0.3"], spec)
 
 
-@pytest.mark.parametrize(("count", "least"), [(0, 2), (1, 3), (1, None)], ids=["first start", "too few", "all"])
+@pytest.mark.parametrize("least", [3, None], ids=["too few", "all"])
 def test_a_machine_that_stays_away_ends_the_run_otherwise(
-    count: int, least: int | None, begun: list[Any], monkeypatch: pytest.MonkeyPatch
+    least: int | None, begun: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, json.dumps({"count": count}))
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": 1}))
     away = LostRun(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
     restart(away, ResourceSpec.from_dict(TWO_NODES | ({"min_nodes": least} if least else {})))
     assert begun == []
@@ -298,8 +300,20 @@ def test_a_machine_that_refuses_is_not_left_out_and_the_next_start_says_why(
 def test_min_nodes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ResourceSpecError, match="min_nodes: 4 is more than the number of nodes, 3"):
         ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 4})
-    with pytest.raises(ResourceSpecError, match="min_nodes is 2.*set `max_restarts`"):
-        require_can_restart(ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "max_restarts": 0}))
+    alone = {"min_nodes": 2, "max_restarts": 0}
+    with pytest.raises(ResourceSpecError, match="min_nodes is 2: .* Add `checkpoint`.*`max_restarts`"):
+        require_can_restart(ResourceSpec.from_dict(TWO_NODES | alone))
+    saved = alone | {"checkpoint": {"folder": "saved", "every_steps": 9}}
+    require_can_restart(ResourceSpec.from_dict(TWO_NODES | saved))
+    with pytest.raises(ResourceSpecError, match="min_nodes is 2, which is not possible here: a scheduler"):
+        require_can_restart(ResourceSpec.from_dict(TWO_NODES | saved).as_given())
+    for lacking in ("min_nodes", "checkpoint"):
+        keys = {"rejoin_interval": 5, **saved}
+        del keys[lacking]
+        with pytest.raises(
+            ResourceSpecError, match=f"rejoin_interval: .*allowed: no `rejoin_interval`, or `{lacking}`"
+        ):
+            ResourceSpec.from_dict(TWO_NODES | keys)
 
 
 def test_the_command_s_number_stands_in_place_of_the_yaml_s() -> None:

@@ -1,0 +1,108 @@
+"""The start of a run with more machines, and the one without them if that start fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from autodist.errors import ClusterError, StrategyError, WorkerFailedError
+from autodist.resources import ResourceSpec
+from autodist.runs import restarts
+from autodist.runs.growth import MOST_FAILED_JOINS, continue_after
+from autodist.runs.lost_run import Joining, LostRun
+from autodist.runs.restarts import VARIABLE, earlier_starts
+
+SPEC = ResourceSpec.from_dict(
+    {
+        "nodes": [{"address": f"10.0.0.{number}", "chief": number == 1} for number in (1, 2, 3)],
+        "min_nodes": 1,
+        "checkpoint": {"folder": "saved", "every_steps": 9},
+    }
+)
+KILLED = WorkerFailedError("10.0.0.3", "was ended by SIGKILL")
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Records the states of the next starts."""
+    found: list[Any] = []
+    monkeypatch.setattr(restarts, "re_exec_at_the_end", lambda told: found.append(json.loads(told[VARIABLE])))
+    monkeypatch.setattr(restarts, "_seeds", [7])
+    earlier_starts.cache_clear()
+    yield found
+    earlier_starts.cache_clear()
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the state of the starts before this one."""
+    return lambda **state: monkeypatch.setenv(VARIABLE, json.dumps(state))
+
+
+def test_a_run_starts_with_a_machine_that_is_back_and_no_restart_is_counted(
+    begun: list[Any], starts: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    starts(count=1, left_out=["10.0.0.2", "10.0.0.3"])
+    joining = Joining(("10.0.0.3",), "10.0.0.3 is back", ("10.0.0.2",), (1, 2))
+    refused = {"10.0.0.2": "it has another TensorFlow"}
+    lost = LostRun(ClusterError("more machines"), 13, 12, missing=("10.0.0.2", "10.0.0.3"), refused=refused)
+    continue_after(LostRun(**{**vars(lost), "joining": joining}), SPEC.without(["10.0.0.2", "10.0.0.3"]), None)
+    assert caplog.messages == [
+        "all workers start again from the checkpoint of step 12, on 2 workers instead of 1, since 10.0.0.3 is back "
+        "(which `max_restarts` does not limit)."
+    ]
+    (state,) = begun
+    assert (state["count"], state["left_out"], state["joined"], state["saved"], state["seeds"]) == (
+        1, ["10.0.0.2"], ["10.0.0.3"], 12, [7],
+    )  # fmt: skip
+    assert state["refused"] == refused
+
+
+TRIAL = {"saved": 12, "left_out": ["10.0.0.2"], "joined": ["10.0.0.3"]}
+
+
+@pytest.mark.parametrize(
+    ("lost", "failed"),
+    [
+        (LostRun(KILLED, None, 12, failed=("10.0.0.3",)), 1),
+        (LostRun(KILLED, 15, 12, failed=("10.0.0.3",)), 1),
+        (LostRun(ClusterError("its AutoDist is older"), None, 12), 1),
+        (LostRun(StrategyError("32 examples, 3 replicas"), 13, 12), MOST_FAILED_JOINS),
+    ],
+    ids=["before the first step", "later", "not started", "the script cannot"],
+)
+def test_a_start_with_a_machine_that_fails_before_a_save_is_followed_by_one_without(
+    lost: LostRun, failed: int, begun: list[Any], starts: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    starts(**TRIAL)
+    lost = LostRun(**{**vars(lost), "missing": ("10.0.0.2",)})
+    continue_after(lost, SPEC.without(["10.0.0.2"]), None)
+    (state,) = begun
+    assert (state["count"], set(state["left_out"]), state["joined"]) == (0, {"10.0.0.2", "10.0.0.3"}, [])
+    assert state["failed_joins"] == {"10.0.0.3": failed}
+    again = "It is not tried again." if failed == MOST_FAILED_JOINS else "It is tried again later."
+    assert caplog.messages == [
+        f"the run goes on without 10.0.0.3 from the checkpoint of step 12, since {lost.place} {lost.fault}. {again}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        LostRun(KILLED, 15, 14, failed=("10.0.0.3",)),
+        LostRun(WorkerFailedError("10.0.0.1:1", "was ended by SIGKILL"), 15, 12),
+    ],
+    ids=["after a save", "another worker"],
+)
+def test_later_and_other_losses_are_those_of_any_run(
+    lost: LostRun, begun: list[Any], starts: Callable[..., None]
+) -> None:
+    starts(**TRIAL)
+    spec = SPEC.without(["10.0.0.2"])
+    continue_after(lost, spec, None)
+    assert begun == []
+    continue_after(lost, spec.model_copy(update={"max_restarts": 1}), None)
+    assert (begun[0]["count"], begun[0]["joined"]) == (1, [])
