@@ -49,13 +49,13 @@ def connect(
 
     Raises:
         RefusedError: the chief refuses this process.
-        ClusterError: the chief did not answer in time.
+        ClusterError: the chief did not answer in time, or the chief there has all processes of its run. This may be an
+            earlier run of a job that was requeued, so the process waits for its end.
         ResourceSpecError: there is no secret.
     """
     source = SecretSource.find(given, environment)
     hello = hello_of(given, environment, count_gpus)
-    stopwatch, refused, problem = Stopwatch(_MESSAGE_LIMIT), 0, "nothing listens there"
-    secret: bytes | None = None
+    stopwatch, refusals, problem = Stopwatch(_MESSAGE_LIMIT), _Refusals(given, source), "nothing listens there"
     print_message(f"{given.form}: process {given.index} joins the chief at {given.chief}, port {given.port}")
     while stopwatch.read() < join_timeout:
         try:
@@ -66,13 +66,8 @@ def connect(
                 "shared? If not, set AUTODIST_SECRET for all processes"
             )
         except RefusedError as error:
-            before, secret = secret, _read_if_there(source)
-            refused += 1
-            if not error.is_secret or refused == _TRIES or (source.text is not None) or (before == secret):
-                raise RefusedError(
-                    f"The chief at {given.chief}, port {given.port}, refuses process {given.index}: {error}.",
-                    error.is_secret,
-                ) from None
+            refusals.check(error)
+            problem = f"it refuses this process: {error}"
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(_RETRY_INTERVAL)
@@ -80,6 +75,45 @@ def connect(
         f"Process {given.index} found no chief at {given.chief}, port {given.port}, within {join_timeout:g} s "
         f"({problem}). Check that process 0 runs there and still waits for others, and that no firewall is in between."
     )
+
+
+class _Refusals:
+    """The refusals of one process.
+
+    Args:
+        given: its cluster.
+        source: source of its secret.
+    """
+
+    def __init__(self, given: GivenCluster, source: SecretSource) -> None:
+        self._given, self._source = given, source
+        self._secret: bytes | None = None
+        self._count = 0
+        self._has_printed = False
+
+    def check(self, error: RefusedError) -> None:
+        """Returns if the chief may accept the process later: it is that of an earlier run, or its secret is new.
+
+        Raises:
+            RefusedError: the refusal is final.
+        """
+        if error.is_complete:
+            if not self._has_printed:
+                print_message(
+                    f"the chief there has all processes of its run, perhaps an earlier one, and refuses this one: "
+                    f"{error}; waiting until that run has ended"
+                )
+            self._has_printed = True
+            return
+        before, self._secret = self._secret, _read_if_there(self._source)
+        self._count += 1
+        is_last = self._count == _TRIES or self._source.text is not None or before == self._secret
+        if not error.is_secret or is_last:
+            given = self._given
+            raise RefusedError(
+                f"The chief at {given.chief}, port {given.port}, refuses process {given.index}: {error}.",
+                error.is_secret,
+            )
 
 
 def _read_if_there(source: SecretSource) -> bytes | None:
@@ -116,7 +150,7 @@ def _expect(line: bytes, kind: type[_Expected]) -> _Expected:
         raise OSError("it closed the connection")
     message = decode(line)
     if isinstance(message, Refused):
-        raise RefusedError(message.problem, message.is_secret)
+        raise RefusedError(message.problem, message.is_secret, message.is_complete)
     if not isinstance(message, kind):
         raise RefusedError("it sent an unexpected message")
     return message

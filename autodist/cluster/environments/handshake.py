@@ -32,10 +32,11 @@ class RefusedError(ClusterError):
     Args:
         problem: reason and fix.
         is_secret: True if the secrets differ.
+        is_complete: True if all processes of the other end's run have joined, so that it may be an earlier run.
     """
 
-    def __init__(self, problem: str, is_secret: bool = False) -> None:
-        self.is_secret = is_secret
+    def __init__(self, problem: str, is_secret: bool = False, is_complete: bool = False) -> None:
+        self.is_secret, self.is_complete = is_secret, is_complete
         super().__init__(problem)
 
 
@@ -110,10 +111,12 @@ class Refused(Message):
     Attributes:
         problem: reason and fix.
         is_secret: True if the secrets differ.
+        is_complete: True if all processes of the chief's run have joined.
     """
 
     problem: str
     is_secret: bool = False
+    is_complete: bool = False
 
 
 def decode(line: bytes) -> Message:

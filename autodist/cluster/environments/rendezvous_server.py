@@ -108,6 +108,7 @@ class RendezvousServer:
         self._roster = Roster(order.count)
         self._handshakes: dict[threading.Thread, socket.socket] = {}  # connections that have not authenticated yet
         self._is_over = False
+        self._refused: frozenset[str] = frozenset()  # warnings about refused processes
         self._listener: socket.socket | None = None
         self._at_once = threading.Semaphore(_MAX_AT_ONCE)
 
@@ -194,10 +195,12 @@ class RendezvousServer:
             from_host, to_host = (plain_host(name()[0]) for name in (connection.getpeername, connection.getsockname))
             self._authenticate(connection, from_host, to_host)
         except RefusedError as error:
+            with self._changed:
+                is_complete = not self._roster.missing
             with contextlib.suppress(OSError):
-                connection.sendall(encode(Refused(str(error), error.is_secret)))
+                connection.sendall(encode(Refused(str(error), error.is_secret, is_complete)))
             connection.close()
-            self._report(Warned(f"a process at {from_host} was refused: {error}"))
+            self._warn(f"a process at {from_host} was refused: {error}", is_complete)
         except OSError:
             connection.close()  # closed or silent; a process of the run tries again
         finally:
@@ -205,6 +208,13 @@ class RendezvousServer:
                 self._handshakes.pop(threading.current_thread())
             self._at_once.release()
             self._close_if_complete()
+
+    def _warn(self, text: str, is_complete: bool) -> None:
+        """Reports a refusal; once if the run is complete, since the process may try again until the run has ended."""
+        with self._changed:
+            is_known, self._refused = is_complete and text in self._refused, self._refused | {text}
+        if not is_known:
+            self._report(Warned(text))
 
     def _authenticate(self, connection: socket.socket, from_host: str, to_host: str) -> None:
         """Accepts a process that proves that it knows the secret."""

@@ -177,7 +177,13 @@ def test_who_comes_late_is_refused_where_the_port_is_nobody_elses(port: int) -> 
         with connection:
             chief.receives()
             with pytest.raises(ClusterError, match="is that of a process that joined before"):
-                join(port, 1, count=2)
+                join(port, 1, count=2, limit=1.2)  # it tries again: that run may be about to end
+            news = chief.receives()
+            assert isinstance(news, Warned) and "joined before" in news.text
+            with pytest.raises(ClusterError, match="it refuses this process: its secret differs"):
+                join(port, 1, "another secret of a run", count=2, limit=0.2)
+            news = chief.receives()
+            assert isinstance(news, Warned) and "its secret differs" in news.text, "each refusal is reported once"
 
 
 def test_a_port_that_is_in_use_is_named_with_its_process_and_waited_for(port: int) -> None:
