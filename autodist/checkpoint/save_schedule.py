@@ -155,7 +155,7 @@ class Growth(SaveRequest):
 
     def _save_for(self, joining: Joining) -> None:
         """Called in another thread."""
-        log.info("%s: the run is saved after a step, and starts again with it.", joining.reason)
+        log.info("%s: the run is saved after its next step, and then starts again.", joining.reason)
         self._joining = joining
         self._request_save()
 

@@ -155,8 +155,8 @@ class ResourceSpec(YamlKeys):
         return self.min_nodes is not None and self.checkpoint is not None
 
     def without_outputs(self) -> ResourceSpec:
-        """Returns this spec without checkpoints and metrics; SIGTERM then ends a worker at once."""
-        return self.model_copy(update={"checkpoint": None, "metrics": None})
+        """Returns this spec without checkpoints and metrics; SIGTERM then ends a worker at once. No machine joins."""
+        return self.model_copy(update={"checkpoint": None, "metrics": None, "rejoin_interval": None})
 
     def with_micro_batches(self, count: int) -> ResourceSpec:
         """Returns this spec for a pipeline, whose replicas are `count` micro-batches; 0: not a pipeline."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from autodist.cluster.machine_check import find_faults
 from autodist.cluster.script import Script
-from autodist.errors import ResourceSpecError
+from autodist.errors import AutoDistError, ResourceSpecError
 from autodist.resources import Node, ResourceSpec
 from autodist.runs.growth import MOST_FAILED_JOINS
 from autodist.runs.lost_run import Joining
@@ -83,7 +83,8 @@ class MissingMachines:
         self.addresses = tuple(node.address for node in missing)
         ready = self._find_ready(listed, [node for node in missing if self._is_due(node)])
         kept = nodes_in_whole_rows([n for n in listed.nodes if n.address in here or n in ready], listed, self._builder)
-        if self._over.is_set() or not ready or len(kept) <= len(self._spec.nodes):
+        least = max(len(self._spec.nodes) + 1, listed.min_nodes or 0)
+        if self._over.is_set() or not ready or len(kept) < least:
             return None
         left_out = tuple(node.address for node in listed.nodes if node not in kept)
         joined = tuple(node.address for node in kept if node.address not in here)
@@ -119,7 +120,10 @@ class MissingMachines:
         spec, ready = listed.model_copy(update={"connect_timeout": limit}), []
 
         def check(node: Node) -> None:
-            faults = find_faults(spec, node, self._script, self._environment, self._over.is_set)
+            try:
+                faults = find_faults(spec, node, self._script, self._environment, self._over.is_set)
+            except (AutoDistError, OSError) as error:  # of this machine, such as a folder under `sync` that is gone
+                faults = (str(error),)
             if faults == ():
                 ready.append(node)
             elif faults is not None and not self._over.is_set():

@@ -175,6 +175,18 @@ def test_payload_carries_everything_without_the_file(two_machines: ResourceSpec)
     assert received.strategy.place("chunk_size") == two_machines.strategy.place("chunk_size")
 
 
+def test_nodes_that_are_left_out_are_known_and_stay_on_the_chief() -> None:
+    nodes = [{"address": f"10.0.0.{number}", "chief": number == 1} for number in (1, 2, 3)]
+    checkpoint = {"folder": "saved", "every_steps": 9}
+    spec = ResourceSpec.from_dict({"nodes": nodes, "min_nodes": 2, "rejoin_interval": 5, "checkpoint": checkpoint})
+    left = spec.without(["10.0.0.2"])
+    assert ([node.address for node in left.missing], left.complete(), spec.complete()) == (["10.0.0.2"], spec, spec)
+    received = ResourceSpec.from_payload(left.to_payload())
+    assert (received.nodes, received.rejoin_interval, received.missing) == (left.nodes, 5, ())
+    assert left.takes_machines_in and not spec.without_outputs().takes_machines_in
+    ResourceSpec.from_payload(spec.without_outputs().to_payload())
+
+
 def test_dict_round_trip_is_the_identity(two_machines: ResourceSpec) -> None:
     content = two_machines.to_dict()
     again = ResourceSpec.from_dict(content)

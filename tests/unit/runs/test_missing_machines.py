@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autodist.cluster.script import Script
+from autodist.errors import ClusterError
 from autodist.resources import Node, ResourceSpec
 from autodist.runs import missing_machines
 from autodist.runs.lost_run import Joining
@@ -108,6 +109,24 @@ def test_a_file_that_cannot_be_read_is_reported_once_and_does_no_harm(
     assert run.found.get(timeout=LIMIT).reason == "10.0.0.2 is back"
     (said,) = [message for message in caplog.messages if "not valid YAML" in message]
     assert said.endswith("The machines that it named before are used.")
+
+
+def test_an_error_of_the_chief_s_machine_is_a_fault_and_too_few_nodes_are_not_joined(
+    looked: Callable[..., Looked], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = looked(3, ["10.0.0.2", "10.0.0.3"])
+    file = tmp_path / "cluster.yml"
+    file.write_text(file.read_text().replace("min_nodes: 1", "min_nodes: 3"))
+
+    def fail(look: int) -> Faults:
+        if look < 5:
+            raise ClusterError("sync: src does not exist")
+        return ()
+
+    run.faults = {"10.0.0.2": after(0, (), None), "10.0.0.3": fail}
+    run.begin()
+    assert run.found.get(timeout=LIMIT).addresses == ("10.0.0.2", "10.0.0.3")
+    assert len([message for message in caplog.messages if "sync: src does not exist" in message]) == 1
 
 
 def test_on_a_mesh_they_join_in_whole_rows(looked: Callable[..., Looked]) -> None:
