@@ -39,13 +39,14 @@ class MissingMachines:
 
     Attributes:
         addresses: addresses of the nodes that the run does not have.
-        refused: for each address, the logged reason why a node cannot be used.
+        refused: for each address, and for the file, the logged reason why it cannot be used.
     """
 
     def __init__(self, spec: ResourceSpec, builder: BuildsStrategy | None, on_found: Callable[[Joining], None]) -> None:
         self._spec, self._builder, self._on_found = spec, builder, on_found
         self._interval = spec.rejoin_interval or DEFAULT_INTERVAL
         self._listed = spec.complete()
+        self._file = None if spec.file is None else os.path.abspath(spec.file)  # the script may change its directory
         self._script, self._environment = Script.of_this_process(), dict(os.environ)
         self._failed_joins = earlier_starts().failed_joins
         self.refused = dict(earlier_starts().refused)
@@ -58,7 +59,7 @@ class MissingMachines:
         """Starts to look, if there may be something to find."""
         if self.addresses:
             log.info("%s missing; looking for it every %g s.", _are(self.addresses), self._interval)
-        if self.addresses or self._spec.file is not None:
+        if self.addresses or self._file is not None:
             self._thread.start()
 
     def end(self) -> None:
@@ -104,13 +105,14 @@ class MissingMachines:
 
     def _read_again(self) -> ResourceSpec:
         """Returns the machines that the YAML file lists now, or before if it cannot be read."""
-        file = self._spec.file
-        if file is None:
+        if self._file is None:
             return self._listed
         try:
-            read = ResourceSpec.from_file(file)
+            read = ResourceSpec.from_file(self._file)
         except ResourceSpecError as error:
-            self._refuse(file, f"{error} The machines that it named before are used.")
+            if self.refused.get(self._file) != str(error):
+                self.refused[self._file] = str(error)
+                log.warning("%s The machines that it named before are used.", error)
             return self._listed
         return read if not read.is_given else self._listed
 

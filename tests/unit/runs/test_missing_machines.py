@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class Looked:
 
     def begin(self) -> MissingMachines:
         self.machines = MissingMachines(self._spec, self._builder, self.found.put)
+        os.chdir("/")  # as the script may
         self.machines.begin()
         return self.machines
 
@@ -55,7 +57,9 @@ class Looked:
 @pytest.fixture
 def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Looked]]:
     """Makes a run; its look has ended afterwards."""
-    file, made = tmp_path / "cluster.yml", []
+    made: list[Looked] = []
+    monkeypatch.chdir(tmp_path)
+    file = Path("cluster.yml")
 
     def make(count: int, left_out: list[str], builder: BuildsStrategy | None = None) -> Looked:
         file.write_text(HEAD + FIRST + "".join(f"- {{address: 10.0.0.{k}}}\n" for k in range(2, count + 1)))
@@ -81,7 +85,7 @@ def test_those_that_are_back_or_new_join_and_others_stay_out(looked: Callable[..
     run.faults = {"10.0.0.2": after(0, (), None), "10.0.0.3": after(0, None, None), "10.0.0.4": after(0, (), None)}
     run.begin()
     assert run.found.get(timeout=LIMIT) == Joining(
-        ("10.0.0.2", "10.0.0.4"), f"10.0.0.2 is back and 10.0.0.4 is new in {file}", ("10.0.0.3",), (1, 3)
+        ("10.0.0.2", "10.0.0.4"), "10.0.0.2 is back and 10.0.0.4 is new in cluster.yml", ("10.0.0.3",), (1, 3)
     )
     assert run.machines.addresses == ("10.0.0.2", "10.0.0.3", "10.0.0.4")
 
