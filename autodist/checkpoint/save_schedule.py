@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from autodist.cluster.failure import LEAVING
+from autodist.cluster.preemption_notice import PreemptionNotice
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError
 from autodist.runs.lost_run import Joining
@@ -169,7 +170,8 @@ class Preemption(SaveRequest):
 
     The run then ends as by an exception: other workers are stopped, `finally` blocks and exit handlers run, and the
     signal ends the process. It ends at once between two steps without training since the last save. It also ends
-    at once in a lost run, where no step will come, and after a second SIGTERM to the chief. If SIGTERM came only to
+    at once in a lost run, where no step will come, and after a second SIGTERM to the chief, unless it is a repeat
+    (`PreemptionNotice`). If SIGTERM came only to
     other workers and the run may restart, the run counts as lost by the first of these workers instead.
 
     Args:
@@ -179,6 +181,7 @@ class Preemption(SaveRequest):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._has_come = False
+        self._notice = PreemptionNotice()
         self._leaving: str | None = None
 
     def begin(self) -> None:
@@ -204,8 +207,11 @@ class Preemption(SaveRequest):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_saved = any(schedule.saved_step >= self._run.step for schedule in self._schedules)
-        if self._has_come or self._run.end.is_lost or (is_saved and not self._run.is_in_step):
+        is_notice = self._notice.includes_this()
+        if not is_notice or self._run.end.is_lost or (is_saved and not self._run.is_in_step):
             self._end_by_signal("SIGTERM came")
+        if self._has_come:
+            return
         self._has_come = self._run.end.is_leaving = True
         log.warning("SIGTERM: the run is saved after this step, and then ends; another SIGTERM ends it at once.")
         self._request_save()

@@ -25,6 +25,7 @@ from autodist.cluster.firewall import FirewallError, why_not_permitted
 from autodist.cluster.interfaces import interface_addresses
 from autodist.cluster.launch import LaunchedScript
 from autodist.cluster.ports import ReservedPort, is_open_to_others, reserve_port
+from autodist.cluster.preemption_notice import PreemptionNotice
 from autodist.cluster.protocol import (
     ChiefText,
     ChiefWaits,
@@ -100,6 +101,7 @@ class Agent:
         self._listener = threading.Thread(target=self._listen, name="autodist-agent", daemon=True)
         self._heartbeat: threading.Thread | None = None
         self._on_preempt = self._is_leaving = False
+        self._notice = PreemptionNotice()
 
     def serve(self) -> None:
         """Handles messages until the connection or the script has ended; then ends the script if it still runs."""
@@ -112,11 +114,12 @@ class Agent:
             self._script.end()
 
     def leave(self) -> bool:
-        """Reports SIGTERM to the chief; returns False if the chief does not save then, or if it was reported before."""
-        if self._is_leaving or not self._on_preempt:
+        """Reports SIGTERM to the chief, once; returns False if the chief does not save then, or for a second one."""
+        if not self._on_preempt or not self._notice.includes_this():
             return False
-        self._is_leaving = True
-        threading.Thread(target=self.send, args=(Leaving(),), name="autodist-leaving", daemon=True).start()
+        if not self._is_leaving:
+            self._is_leaving = True
+            threading.Thread(target=self.send, args=(Leaving(),), name="autodist-leaving", daemon=True).start()
         return True
 
     def _wait_for_timeout(self, timeout: HeartbeatTimeout) -> None:

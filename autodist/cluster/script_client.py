@@ -13,6 +13,7 @@ import threading
 from types import TracebackType
 
 from autodist.cluster.ports import ReservedPort
+from autodist.cluster.preemption_notice import PreemptionNotice
 from autodist.cluster.protocol import Done, Joined, Leaving, Membership, Message, Release, decode, encode
 from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.timeouts import HeartbeatTimeout, wait_for
@@ -51,7 +52,7 @@ class ScriptClient(WorkerClient):
         self._timeout = HeartbeatTimeout(membership.silence_timeout)
         self._script_end = watch_script_end()
         self._script_end.run_handlers_on_termination()
-        self._is_leaving = Event()
+        self._is_leaving, self._notice = Event(), PreemptionNotice()
         if membership.on_preempt:
             threading.Thread(target=self._report_leaving, name="autodist-leaving", daemon=True).start()
             self._script_end.heeds_termination = self._leave
@@ -100,8 +101,8 @@ class ScriptClient(WorkerClient):
         self._ended.wait()
 
     def _leave(self) -> bool:
-        """Reports SIGTERM to the chief; returns False if it was reported before, or if the agent sent SIGTERM."""
-        if self._is_leaving.is_set() or not self._is_kept_by_agent():
+        """Reports SIGTERM to the chief, once; returns False for a second one, or if the agent sent SIGTERM."""
+        if not self._is_kept_by_agent() or not self._notice.includes_this():
             return False
         self._is_leaving.set()
         return True

@@ -100,8 +100,10 @@ class Follower(Agent):
         If the chief saves the run on preemption, the first SIGTERM is reported and does not end the script.
         """
         name = signal.Signals(number).name
+        is_repeated = self._is_leaving
         if number == signal.SIGTERM and self.leave():
-            self._log(f"this process was sent {name}; the chief saves the trained values and ends the run")
+            if not is_repeated:
+                self._log(f"this process was sent {name}; the chief saves the trained values and ends the run")
             return
         self._log(f"this process was sent {name}, and ends its script")
         problem = f"its process was sent {name}, by the scheduler or a user of its machine"

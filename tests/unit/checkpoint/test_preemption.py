@@ -13,6 +13,7 @@ import pytest
 
 from autodist.checkpoint import save_schedule
 from autodist.checkpoint.save_schedule import Preemption, Schedule
+from autodist.cluster import preemption_notice
 from autodist.cluster.failure import LEAVING
 from autodist.errors import ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
@@ -85,7 +86,9 @@ def test_the_run_is_saved_before_it_ends_by_the_signal(ended_by: list[Any], capl
 
 
 @pytest.mark.parametrize("case", ["a second one", "all is saved", "the run is lost"])
-def test_it_ends_at_once_by_a_second_one_and_where_nothing_more_is_saved(case: str, ended_by: list[Any]) -> None:
+def test_it_ends_at_once_by_a_second_one_and_where_nothing_more_is_saved(
+    case: str, ended_by: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, of_steps = Run(), schedule()
     preempted = Preemption(run)  # type: ignore[arg-type]
     preempted.begin()
@@ -95,6 +98,9 @@ def test_it_ends_at_once_by_a_second_one_and_where_nothing_more_is_saved(case: s
     if case == "a second one":
         terminate()
         assert run.end.is_leaving
+        terminate()  # as SLURM does
+        assert ended_by == []
+        monkeypatch.setattr(preemption_notice, "REPEATS_WITHIN", 0.0)
     with pytest.raises(SystemExit):
         terminate()
     assert ended_by == [signal.SIGTERM]

@@ -4,9 +4,13 @@ import hashlib
 import io
 from importlib import metadata
 from pathlib import Path
+from queue import SimpleQueue
 
+import pytest
+
+from autodist.cluster import preemption_notice
 from autodist.cluster.agent import Agent, find_facts
-from autodist.cluster.protocol import Inspect, Lost, decode, encode
+from autodist.cluster.protocol import Inspect, Leaving, Lost, Message, decode, encode
 from autodist.versions import VERSION
 
 
@@ -43,3 +47,16 @@ def test_an_agent_reports_versions_of_packages_and_the_content_of_the_script(tmp
     assert facts.packages == {"keras": metadata.version("keras")}
     assert facts.digest == hashlib.sha256(b"print()\n").hexdigest()
     assert decode(encode(facts)) == facts
+
+
+def test_repeats_of_sigterm_are_reported_once_and_a_later_one_ends_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: SimpleQueue[Message] = SimpleQueue()
+    agent = Agent(io.BytesIO(), io.BytesIO(), stop_timeout=1.0)
+    monkeypatch.setattr(agent, "send", sent.put)
+    assert not agent.leave()  # the chief does not save then
+    agent._on_preempt = True
+    assert agent.leave() and agent.leave()
+    assert sent.get(timeout=10) == Leaving()
+    monkeypatch.setattr(preemption_notice, "REPEATS_WITHIN", 0.0)
+    assert not agent.leave()
+    assert sent.empty()
