@@ -19,6 +19,7 @@ from autodist.errors import ResourceSpecError
 RANK, TASKS, NODES, CORES = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_CPUS_PER_TASK"
 JOB_NODES = "SLURM_JOB_NUM_NODES"
 _PORTS = range(10000, 15000)
+_PORTS_APART = 1009  # of two steps of a job: other jobs that run at the same time have near numbers
 
 # The prefix of the first host and the first number in its brackets, if it has any: "gpu[007-9,12],login".
 _FIRST = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]\[]*\])?(?:,|\Z)")
@@ -28,7 +29,7 @@ class Slurm(LauncherEnv):
     """SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NODELIST=node[01-02] SLURM_JOB_ID=17 SLURM_STEP_ID=0.
 
     A batch script and an interactive session have a job, but no such step. Task 0 is the chief, which runs on the first
-    node. The port depends on the job's number, so that jobs that share a node do not collide.
+    node. The port depends on the numbers of job and step, so that those that share a node do not collide.
     """
 
     name: ClassVar[str] = "SLURM"
@@ -40,7 +41,8 @@ class Slurm(LauncherEnv):
         index, count = index_and_count(environment, RANK, TASKS)
         job = number_of(environment, "SLURM_JOB_ID", "the job's number", 0, 10**9 - 1)
         step = environment.get("SLURM_STEP_ID", "0")
-        port = _PORTS[job % len(_PORTS)]
+        number = int(step) if step.isascii() and step.isdecimal() else 0
+        port = _PORTS[(job + number * _PORTS_APART) % len(_PORTS)]
         host, port = chief_in(environment, port) or (first_host(environment), port)
         cores = number_of(environment, CORES, "the cores of a task", 1, 10**6) if CORES in environment else None
         return GivenCluster(self.name, index, count, host, port, job=f"slurm-{job}-{step}", cores=cores)

@@ -53,6 +53,12 @@ def test_slurm_has_the_first_host_a_port_of_its_job_and_cores() -> None:
     assert (reported.chief, reported.port) == ("10.0.0.1", 9000)
 
 
+def test_steps_of_a_job_that_run_at_the_same_time_have_ports_of_their_own() -> None:
+    ports = [Slurm().read(SLURM | {"SLURM_STEP_ID": step}).port for step in ("0", "1", "2", "4294967291")]
+    assert ports[0] == Slurm().read(SLURM).port
+    assert len(set(ports)) == len(ports)
+
+
 def test_a_batch_script_is_no_step_of_slurm() -> None:
     assert find({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "17"}) is None
 
