@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.namespaces import Namespaces
 from tests.ports import free_port
 
 _SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
@@ -178,61 +178,31 @@ class Hosts(ABC):
 
 
 class NamespaceHosts(Hosts):
-    """Hosts that are network namespaces, joined by a bridge in one more namespace. Needs root."""
+    """Hosts that are network namespaces. Needs root."""
 
-    def __init__(
-        self, directory: Path, count: int = 2, environment: dict[str, str] | None = None, options: Sequence[str] = ()
-    ) -> None:
-        super().__init__(directory, count, environment, options)
-        self._tag = "ad" + secrets.token_hex(3)
-        self.chief_address = "10.200.0.1"
+    chief_address = "10.200.0.1"
 
     def chief_command(self, command: list[str]) -> list[str]:
-        return self._in_namespace(0, command)
+        return self._namespaces.command_on(0, command)
 
     def command_on_switch(self, command: list[str]) -> list[str]:
         """Returns the command that runs `command` where all packets between the machines pass."""
-        return ["ip", "netns", "exec", f"{self._tag}-switch", *command]
+        return self._namespaces.command_on_switch(command)
 
     def cut(self, host: Host) -> None:
-        self._set_link(host, "down")
+        self._namespaces.set_link(host.number, "down")
 
     def mend(self, host: Host) -> None:
-        self._set_link(host, "up")
+        self._namespaces.set_link(host.number, "up")
 
     def _make_hosts(self) -> tuple[Host, ...]:
-        switch = self._tag + "-switch"
-        self._add_namespace(switch)
-        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
-        _ip("-n", switch, "link", "set", "switch", "up")
-        for number in range(self._count + 1):
-            self._plug_in(switch, number)
+        self._namespaces = self._undo.enter_context(Namespaces(self._count + 1))
         return tuple(
-            Host(number, f"10.200.0.{number + 1}", 22, f"host{number}") for number in range(1, self._count + 1)
+            Host(number, self._namespaces.address(number), 22, f"host{number}") for number in range(1, self._count + 1)
         )
 
     def _in_host(self, host: Host, command: list[str]) -> list[str]:
-        return self._in_namespace(host.number, command)
-
-    def _in_namespace(self, number: int, command: list[str]) -> list[str]:
-        return ["ip", "netns", "exec", f"{self._tag}-{number}", *command]
-
-    def _add_namespace(self, name: str) -> None:
-        _ip("netns", "add", name)
-        self._undo.callback(_ip, "netns", "delete", name)
-
-    def _plug_in(self, switch: str, number: int) -> None:
-        """Makes one namespace with an interface whose other end is `port<number>` of the bridge."""
-        name = f"{self._tag}-{number}"
-        self._add_namespace(name)
-        _ip("-n", switch, "link", "add", f"port{number}", "type", "veth", "peer", "name", "net0", "netns", name)
-        _ip("-n", switch, "link", "set", f"port{number}", "master", "switch", "up")
-        _ip("-n", name, "address", "add", f"10.200.0.{number + 1}/24", "dev", "net0")
-        _ip("-n", name, "link", "set", "net0", "up")
-        _ip("-n", name, "link", "set", "lo", "up")
-
-    def _set_link(self, host: Host, state: str) -> None:
-        _ip("-n", self._tag + "-switch", "link", "set", f"port{host.number}", state)
+        return self._namespaces.command_on(host.number, command)
 
 
 class LoopbackHosts(Hosts):
@@ -270,10 +240,6 @@ HOST_KINDS = [NamespaceHosts, LoopbackHosts] if os.geteuid() == 0 else [Loopback
 
 def _key_name(host: Host) -> str:
     return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, stdin=subprocess.DEVNULL)
 
 
 def _children(pid: int) -> list[int]:
