@@ -59,7 +59,7 @@ _ON_MACHINE = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec 
 
 def missing() -> list[str]:
     """Returns the daemons and commands that this machine lacks."""
-    return [name for name in (*DAEMONS, "srun", "ip", "ss") if shutil.which(name, path=_SBIN) is None]
+    return [name for name in (*DAEMONS, "srun", "ip", "ss", "setpriv", "unshare") if shutil.which(name, path=_SBIN) is None]
 
 
 class Slurm(contextlib.ExitStack):
@@ -170,8 +170,9 @@ class Slurm(contextlib.ExitStack):
     def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with open(self._folder / f"{name}.out", "wb") as out:
             daemon = subprocess.Popen(
-                command, env=os.environ | self.environment | {"PATH": _SBIN}, stdin=subprocess.DEVNULL, stdout=out,
-                stderr=out, start_new_session=True,
+                ["setpriv", "--pdeathsig", "KILL", *command],  # ends if the tests are killed
+                env=os.environ | self.environment | {"PATH": _SBIN}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                start_new_session=True,
             )  # fmt: skip
         self.callback(_kill_namespace, daemon)
         return daemon
