@@ -19,7 +19,7 @@ CONTROL, NODES = "control", ("n1", "n2")
 _MACHINES = (CONTROL, *NODES)
 _START_LIMIT, _CLIENT_LIMIT = 30, 30
 _SBIN = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-DAEMONS = ("munged", "slurmctld", "slurmd")
+_NEEDED = ("munged", "slurmctld", "slurmd", "srun", "ip", "ss", "setpriv", "unshare")
 
 # No cgroups, which a container may lack: a job is the processes below its step. Nodes count as having four cores each.
 # A requeued job starts again once its credential has expired, by default after two minutes.
@@ -59,7 +59,7 @@ _ON_MACHINE = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec 
 
 def missing() -> list[str]:
     """Returns the daemons and commands that this machine lacks."""
-    return [name for name in (*DAEMONS, "srun", "ip", "ss", "setpriv", "unshare") if shutil.which(name, path=_SBIN) is None]
+    return [name for name in _NEEDED if shutil.which(name, path=_SBIN) is None]
 
 
 class Slurm(contextlib.ExitStack):

@@ -115,8 +115,9 @@ def test_a_job_that_is_requeued_resumes(slurm: Slurm, tmp_path: Path, two_steps:
     """at its time limit (`--signal`), then by `scontrol requeue`: resumes where it was, with the bits of one run"""
     job = Job(slurm, tmp_path, REQUEUED, 2, {"checkpoint": {"folder": "saved", "on_preempt": True}})
     job.wait_until_it_trains()
-    minutes = 1 + int((time.time() - (job.directory / "submitted").stat().st_mtime) // 60)
-    slurm.ask("scontrol", "update", f"JobId={job.number}", f"TimeLimit={minutes}")
+    minutes = (time.time() - (job.directory / "submitted").stat().st_mtime) // 60
+    # At least a minute from now, since Slurm looks at the limits every half a minute.
+    slurm.ask("scontrol", "update", f"JobId={job.number}", f"TimeLimit={minutes + 2:.0f}")
     assert within(150, lambda: slurm.about(job.number)["Restarts"] == "1"), job.output()
     slurm.ask("scontrol", "update", f"JobId={job.number}", "TimeLimit=60")
     job.wait_until_it_trains(run="1")
