@@ -143,10 +143,10 @@ class ScriptEnd:
 
     def _note_ignored(self, about: sys.UnraisableHookArgs, /) -> None:
         lost = getattr(about.exc_value, self._comes_again, None)
-        if lost is None:
-            self._ignored_hook(about)
-        else:
+        if lost is not None:
             lost.send()
+        elif not (self.is_terminated and isinstance(about.exc_value, SystemExit)):  # a further SIGTERM, at the end
+            self._ignored_hook(about)
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
         # `sys.exit` in another thread ends only the thread, and Python ignores it in an exit handler.

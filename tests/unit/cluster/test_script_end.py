@@ -1,7 +1,8 @@
-"""A Ctrl-C whose exception TensorFlow or Keras drops comes again, once; one that the script catches does not."""
+"""Signals that end a script: one whose exception is dropped comes again, once, and a further one prints nothing."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -59,3 +60,29 @@ def test_an_interrupt_that_is_lost_comes_again_once(drop: str, module: str, inte
     script = SCRIPT.format(module=module, drop=drop)
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (found.stdout.strip(), found.stderr) == (str(interrupts), "")
+
+
+TERMINATED_TWICE = """
+import signal, sys, threading, time
+from autodist.cluster.script_end import watch_script_end
+
+watch_script_end().run_handlers_on_termination()
+
+def terminate_again():
+    while threading.main_thread().is_alive() and "left" not in globals():
+        time.sleep(0.01)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+    time.sleep(0.5)
+
+threading.Thread(target=terminate_again).start()
+try:
+    signal.raise_signal(signal.SIGTERM)
+finally:
+    left = True
+"""
+
+
+def test_a_second_sigterm_while_python_ends_prints_nothing() -> None:
+    command = [sys.executable, "-c", TERMINATED_TWICE]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (-signal.SIGTERM, "", "")
