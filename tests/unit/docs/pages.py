@@ -26,6 +26,11 @@ def is_patch(text: str) -> bool:
     return text.startswith("--- ")
 
 
+def is_included(text: str) -> bool:
+    """Returns True if a block is a file of the repository, which the site includes."""
+    return text.startswith("--8<-- ")
+
+
 def patches(page: str) -> list[str]:
     """The diffs of files that a page shows."""
     return [text for _, text in blocks_of(page, "diff") if is_patch(text)]

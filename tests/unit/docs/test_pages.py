@@ -23,7 +23,7 @@ import yaml
 import autodist
 from autodist import AutoDist, ResourceSpec, errors
 from autodist.cli.app import app
-from tests.unit.docs.pages import PAGES, ROOT, blocks_of, is_patch
+from tests.unit.docs.pages import PAGES, ROOT, blocks_of, is_included, is_patch
 
 HERE = {"nodes": [{"address": "localhost", "cpus": [0, 1]}]}
 
@@ -34,7 +34,7 @@ def blocks(kind: str) -> list[Any]:
         pytest.param(page, text, id=f"{page}-{number}")
         for page in PAGES
         for number, (_, text) in enumerate(blocks_of(page, kind))
-        if not is_patch(text)
+        if not (is_patch(text) or is_included(text))
     ]
 
 
@@ -173,6 +173,27 @@ def test_the_api_reference_has_every_method_of_an_autodist() -> None:
         r"^::: autodist.api.AutoDist\n    options: {members: \[(.*)\]}$", PAGES["api.md"], re.MULTILINE
     )
     assert set(listed.split(", ")) == {name for name in vars(AutoDist) if not name.startswith("_")}
+
+
+DOCS = [page for page in PAGES if page not in ("README.md", "changelog.md", "contributing.md")]
+
+
+@pytest.mark.parametrize("page", DOCS)
+def test_a_page_begins_with_what_its_reader_can_do(page: str) -> None:
+    _, first, *_ = re.split(r"\n\s*\n", PAGES[page])
+    assert "After this page, you can " in " ".join(first.split())
+
+
+def test_the_path_is_short() -> None:
+    site = re.findall(r"(?:\d+\. [^:]+|What it is): ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert site[0] == "index.md"
+    assert 1 < len(site) <= 8
+    assert site[1:] == re.findall(r"^\d\. \[[^]]+\]\(([\w-]+\.md)\)", PAGES["index.md"], re.MULTILINE)
+
+
+def test_the_reference_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", PAGES["reference.md"] + PAGES["index.md"]))
+    assert linked == {page for page in PAGES if page not in ("README.md", "index.md")}
 
 
 def test_the_readme_is_short() -> None:

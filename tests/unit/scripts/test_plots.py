@@ -48,7 +48,7 @@ def test_names_at_the_ends_of_lines_stand_apart() -> None:
     assert [after - before for before, after in pairwise(places)] == [15, 15]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/speed.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/speed.md"])
 def test_the_ratios_of_a_page_are_those_of_the_data(page: str) -> None:
     told: dict[str, list[float]] = {}
     for peer in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"):
