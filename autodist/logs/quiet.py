@@ -20,13 +20,16 @@ from autodist.logs.terminal import LEVEL_VARIABLE
 log = logging.getLogger("autodist")
 
 _STDERR = 2
-_END_LIMIT = 2.0
+END_LIMIT = 2.0
 """Seconds that the filter has to finish its output; it runs on as long as a forked process still writes."""
 
 _BRIEF_END_LIMIT = 0.5
 """Seconds that the thread has to finish its output."""
 
 _filter_lock = threading.Lock()
+
+_plain_stderr = [_STDERR]
+"""The last one is a descriptor of this process's standard error, without the filter of a context."""
 
 
 @contextmanager
@@ -39,7 +42,7 @@ def quiet_tensorflow(when: bool = True) -> Iterator[None]:
     Args:
         when: True to filter.
     """
-    if not when or _is_debugging() or not _filter_lock.acquire(blocking=False):
+    if not when or is_debugging() or not _filter_lock.acquire(blocking=False):
         yield
         return
     try:
@@ -55,11 +58,11 @@ def quiet_briefly() -> Iterator[None]:
 
     If TensorFlow aborts this process during the call, its last lines may be lost.
     """
-    if _is_debugging() or not _filter_lock.acquire(blocking=False):
+    if is_debugging() or not _filter_lock.acquire(blocking=False):
         yield
         return
     try:
-        plain = None if sys.__stderr__ is None else _copy_of_stderr()
+        plain = copy_of_stderr()
         if plain is None:
             yield
             return
@@ -84,19 +87,18 @@ def _pass_on(source: int, target: int) -> None:
     os.close(target)
 
 
-def _is_debugging() -> bool:
-    """Also works before the log is set up."""
+def is_debugging() -> bool:
+    """Returns True if all lines are shown; also works before the log is set up."""
     return log.isEnabledFor(logging.DEBUG) or os.environ.get(LEVEL_VARIABLE, "").upper() == "DEBUG"
 
 
 @contextmanager
 def _filtered() -> Iterator[None]:
-    # If standard error was closed when Python started, another file may have its number.
-    plain = None if sys.__stderr__ is None else _copy_of_stderr()
+    plain = copy_of_stderr()
     if plain is None:
         yield
         return
-    child = _start_filter()
+    child = start_filter(plain)
     if child is None:
         os.close(plain)
         yield
@@ -109,8 +111,10 @@ def _filtered() -> Iterator[None]:
         assert child.stdin is not None, "requested above"
         os.dup2(child.stdin.fileno(), _STDERR)
         child.stdin.close()
+        _plain_stderr.append(plain)
         yield
     finally:
+        _plain_stderr[1:] = []
         end()
         atexit.unregister(end)
         os.close(plain)
@@ -118,21 +122,28 @@ def _filtered() -> Iterator[None]:
             threading.Thread(target=child.wait, name="autodist-quiet", daemon=True).start()
 
 
-def _copy_of_stderr() -> int | None:
+def copy_of_stderr() -> int | None:
+    """Returns a copy of the descriptor of unfiltered standard error; None if it is closed.
+
+    If it was closed when Python started, another file may have its number.
+    """
     try:
-        return os.dup(_STDERR)
+        return None if sys.__stderr__ is None else os.dup(_plain_stderr[-1])
     except OSError:  # it is closed
         return None
 
 
-def _start_filter() -> subprocess.Popen[bytes] | None:
+def start_filter(target: int) -> subprocess.Popen[bytes] | None:
+    """Returns the process that filters its standard input, and writes to a descriptor; None if it cannot be started."""
     command = [sys.executable, "-I", "-S", tensorflow_log.__file__]
     # Ctrl-C goes to all processes of the terminal and may reach this one before it has a session of its own. It starts
     # with SIGINT, SIGTERM and SIGHUP blocked and exits at the end of its input.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=target, start_new_session=True
+        )
     except OSError as error:
         log.debug("TensorFlow's startup messages are shown, because %s cannot be started (%s)", sys.executable, error)
         return None
@@ -149,7 +160,7 @@ def _end(plain: int, child: subprocess.Popen[bytes], process: int) -> None:
     if child.stdin is not None:
         child.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_END_LIMIT)
+        child.wait(END_LIMIT)
 
 
 def _flush_python() -> None:

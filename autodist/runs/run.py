@@ -268,6 +268,8 @@ class Run:
     def start(self) -> None:
         """Connects this worker to the others, and makes its session."""
         config = session_config(self.spec.workers, self.index)
+        if self.workers > 1:
+            self.end.filter_log()
         self.target = self._peers.join(config)
         self._graph_runners = GraphRunners(self.target, config, self.index, self.workers)
         if self._awaited_buffers is not None:

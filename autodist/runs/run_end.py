@@ -6,13 +6,14 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, ClusterError, MachinesAwayError, WorkerFailedError
 from autodist.logs.formatting import words_of
 from autodist.logs.quiet import quiet_tensorflow
+from autodist.logs.quiet_stream import quiet_stream
 from autodist.resources import ResourceSpec
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.lost_run import Joining, LostRun
@@ -83,6 +84,7 @@ class RunEnd:
         self._await_updates, self._close_session, self._end_threads = await_updates, close_session, end_threads
         self.code_end: CodeEnd = watch_script_end()
         self._filters_log = is_chief  # other workers' agents filter their output all the time
+        self._filter = ExitStack()
         self.before: list[Callable[[], None]] = []
         self.reason = "the chief's script failed"
         self.error: AutoDistError | None = None
@@ -97,6 +99,10 @@ class RunEnd:
             end: the end of the function.
         """
         self.code_end, self._filters_log = end, True
+
+    def filter_log(self) -> None:
+        """Removes TensorFlow's routine lines from the log of this process until the run has ended."""
+        self._filter.enter_context(quiet_stream(self._filters_log))
 
     @property
     def is_lost(self) -> bool:
@@ -191,8 +197,8 @@ class RunEnd:
         has_begun = False
         try:
             self._failed_step.close(is_survived=not self.code_end.is_bad)
-            # The end of inbox loops fills TensorFlow's log.
-            with quiet_tensorflow(self._filters_log and self._peers.have_joined):
+            # The filter of the descriptor also drops what Python's log cannot write, as on a full disk.
+            with self._filter, quiet_tensorflow(self._filters_log and self._peers.have_joined):
                 has_begun = True
                 self._finish_and_end_threads()
         except KeyboardInterrupt:
