@@ -84,6 +84,7 @@ class RunEnd:
         self._await_updates, self._close_session, self._end_threads = await_updates, close_session, end_threads
         self.code_end: CodeEnd = watch_script_end()
         self._filters_log = is_chief  # other workers' agents filter their output all the time
+        self._filters_stream = is_chief
         self._filter = ExitStack()
         self.before: list[Callable[[], None]] = []
         self.reason = "the chief's script failed"
@@ -99,10 +100,11 @@ class RunEnd:
             end: the end of the function.
         """
         self.code_end, self._filters_log = end, True
+        self._filters_stream = False  # the process and its outputs are the engine's
 
     def filter_log(self) -> None:
-        """Removes TensorFlow's routine lines from the log of this process until the run has ended."""
-        self._filter.enter_context(quiet_stream(self._filters_log))
+        """Removes TensorFlow's routine lines from the chief's standard error until the run has ended."""
+        self._filter.enter_context(quiet_stream(self._filters_stream))
 
     @property
     def is_lost(self) -> bool:
