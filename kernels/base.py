@@ -6,7 +6,7 @@ import enum
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 import tensorflow as tf
@@ -42,11 +42,14 @@ class Context:
         strategy: the same on all workers.
         worker: index of the worker that runs the rewritten graph.
         fetching: the workers that fetch the outputs of the step.
+        outer_steps: the key of the outer step that averages a variable in a program of an earlier step, by the name of
+            the variable in the session.
     """
 
     strategy: strategy_pb2.Strategy
     worker: int
     fetching: Fetching = Fetching.BY_ALL
+    outer_steps: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def plan(self) -> Plan:

@@ -10,6 +10,7 @@ from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.pipeline_schedule import SCHEDULES
 from autodist.graph.recomputation import Block
+from autodist.placement.holder import Copy
 from autodist.placement.partitioning import part_name
 from autodist.placement.synchrony import Synchrony, SyncMode
 from autodist.proto import strategy_pb2
@@ -84,9 +85,12 @@ class Plan:
         return variable in self.cached_copies
 
     @cached_property
-    def cached_copies(self) -> dict[str, tuple[str, ...]]:
-        """The suffixes of the cached copies of each owned variable or shard that has one, by name."""
-        return {name: (CACHED_COPY,) for name, one in self._synchronizers.items() if one.has_cached_copy}
+    def cached_copies(self) -> dict[str, tuple[Copy, ...]]:
+        """The cached copies of each owned variable or shard that has one, by name."""
+        return {
+            name: (Copy(CACHED_COPY, one.value_encoding, _differs(one)),)
+            for name, one in self._synchronizers.items() if one.has_cached_copy
+        }  # fmt: skip
 
     @cached_property
     def local_steps(self) -> dict[str, LocalSteps]:
@@ -95,9 +99,9 @@ class Plan:
         return {name: one.local for name, one in every if isinstance(one, AllReduce) and one.local is not None}
 
     @cached_property
-    def copies(self) -> dict[str, tuple[str, ...]]:
-        """The suffixes of all copies of each variable or shard that has any, by name."""
-        return self.cached_copies | dict.fromkeys(self.local_steps, (LOCAL_COPY,))
+    def copies(self) -> dict[str, tuple[Copy, ...]]:
+        """All copies of each variable or shard that has any, by name."""
+        return self.cached_copies | dict.fromkeys(self.local_steps, (Copy(LOCAL_COPY),))
 
     @property
     def is_asynchronous(self) -> bool:
@@ -137,3 +141,9 @@ class Plan:
         """Returns the compressor that is applied to a gradient before it is sent, if any."""
         synchronizer = self.synchronizer(pending)
         return synchronizer.compressor if isinstance(synchronizer, AllReduce) else NO_COMPRESSOR
+
+
+def _differs(synchronizer: Synchronizer) -> bool:
+    """Returns True if a cached copy may have another value than the owned variable: an older or rounded one."""
+    synchrony = synchronizer.synchrony
+    return bool(synchronizer.value_encoding) or (synchrony is not None and synchrony.runs_ahead)

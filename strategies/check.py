@@ -38,7 +38,7 @@ def check_strategy(
         for synchronizer in synchronizers_of(node):
             problem = synchronizer.misfit(variables[node.variable])
             if problem is not None:
-                raise StrategyError(problem, place_of(node.variable, "compressor"))
+                raise StrategyError(problem, place_of(node.variable, synchronizer.compressor_option))
     _check_replicas(strategy, resource_spec)
     _check_local_steps(strategy, place_of)
     check_pipeline(strategy, variables, place_of)

@@ -87,6 +87,7 @@ class UseParameterServer:
         sync: see ServerOptions. Default: true.
         staleness: see ServerOptions. Default: 0.
         local_proxy_variable: see ServerOptions.
+        value_compressor: see ServerOptions; the kind NONE removes the builder's. Default: none.
         partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 
@@ -94,6 +95,7 @@ class UseParameterServer:
     sync: bool | None = None
     staleness: Staleness | None = None
     local_proxy_variable: bool | None = None
+    value_compressor: Compressor | None = None
     partition: Partition | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +110,10 @@ class UseParameterServer:
         """
         before = synchronizer or ParameterServer()
         asynchronous = None if self.sync is None else not self.sync
-        after = replace(before, **_set_options({"asynchronous": asynchronous, "staleness": self.staleness}))
+        options = {
+            "asynchronous": asynchronous, "staleness": self.staleness, "value_compressor": self.value_compressor,
+        }  # fmt: skip
+        after = replace(before, **_set_options(options))
         proxy = self.local_proxy_variable
         if proxy is None:
             proxy = is_sent_whole if synchronizer is None else before.local_proxy

@@ -313,14 +313,15 @@ class CostModel:
             yield Row.WORK, Column.COMPUTING, size / COPY_RATE  # the value that arrives
             yield Row.WORK, owner, -size / COPY_RATE * float(self._computes[way.owner])
         if way.synchrony.runs_ahead:  # the next step does not wait for it
-            yield Row.GATHERED, owner, pushed + (size if way.local_proxy else touched)
+            yield Row.GATHERED, owner, pushed + (way.value_bytes(piece) if way.local_proxy else touched)
         else:
             yield Row.PUSHED, owner, pushed
             yield self._bin(one.variable), Column.COMPUTING, pushed
             if way.gathered_with and not piece.is_sparse:
                 yield Row.GATHERED, owner, 2 * size
             else:
-                yield Row.PULLED if way.local_proxy else Row.READ, owner, size if way.local_proxy else touched
+                value = float(way.value_bytes(piece))
+                yield Row.PULLED if way.local_proxy else Row.READ, owner, value if way.local_proxy else touched
                 yield Row.ASKED, owner, 0.0 if way.local_proxy else indices
         if way.local_proxy:
             yield Row.HELD, Column.ALL, size

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from autodist import synchronizers
+from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
 from autodist.placement.partitioning import Partitioning
@@ -45,11 +47,14 @@ class ServerOptions:
             owner sends the value with the signal that it has applied the update. False if replicas read the owner's
             value, which takes a round trip, and keep nothing after the step. Default: True for dense variables
             and small tables, and False for large tables, of which a replica reads only the rows that it needs.
+        value_compressor: encodes the values for these copies. All replicas then compute with rounded values, and the
+            owner's update with the exact one. Rows that replicas read are sent as they are.
     """  # noqa: E501 (a row of a table is one line)
 
     sync: bool = True
     staleness: Staleness = 0
     local_proxy_variable: bool | None = None
+    value_compressor: Compressor = NO_COMPRESSOR
 
     def parameter_server(self, owner: int, is_sent_whole: bool = False) -> strategy_pb2.ParameterServer:
         """Returns the synchronizer of a variable, or a shard, that worker `owner` holds.
@@ -59,12 +64,15 @@ class ServerOptions:
             is_sent_whole: True if the variable is dense, or a small table (see `SyncedVariable`).
         """
         proxy = self.local_proxy_variable
-        return strategy_pb2.ParameterServer(
+        has_proxy = is_sent_whole if proxy is None else proxy
+        is_by_rows = proxy is None and not is_sent_whole
+        return synchronizers.ParameterServer(
             owner=owner,
             asynchronous=not self.sync,
             staleness=self.staleness,
-            local_proxy=is_sent_whole if proxy is None else proxy,
-        )
+            local_proxy=has_proxy,
+            value_compressor=NO_COMPRESSOR if is_by_rows else self.value_compressor,
+        ).to_message()
 
 
 SYNCHRONOUS = ServerOptions()
@@ -99,7 +107,7 @@ class PS(ServerOptions, PartitionOptions, StrategyBuilder):
         owner: the worker that holds the variables, by index (0 is the chief) or by name.
         max_shards: the maximum number of shards of one variable; None: shards of a sixteenth of all bytes.
         min_partition_bytes: the minimum size of a shard.
-        sync, staleness, local_proxy_variable: see ServerOptions.
+        sync, staleness, local_proxy_variable, value_compressor: see ServerOptions.
     """
 
     owner: Owner = 0

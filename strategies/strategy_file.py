@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from autodist.compressors import NO_COMPRESSOR
+from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import AllReduce, ParameterServer, partitioning_of, synchronizers_of
@@ -72,7 +72,7 @@ def _of_all_reduce(first: AllReduce) -> dict[str, Any]:
     if first.spec != "AUTO":
         settings["all_reduce_spec"] = first.spec
     if first.compressor != NO_COMPRESSOR:
-        settings["compressor"] = _compressor(first)
+        settings["compressor"] = _compressor(first.compressor)
     if first.local is not None:
         settings["local_steps"] = first.local.steps
         settings["outer_learning_rate"] = first.local.outer_learning_rate
@@ -80,9 +80,9 @@ def _of_all_reduce(first: AllReduce) -> dict[str, Any]:
     return settings
 
 
-def _compressor(first: AllReduce) -> Any:
-    options = dataclasses.asdict(first.compressor)
-    return {"kind": first.compressor.kind, **options} if options else first.compressor.kind
+def _compressor(used: Compressor) -> Any:
+    options = dataclasses.asdict(used)
+    return {"kind": used.kind, **options} if options else used.kind
 
 
 def _of_servers(synchronizers: Sequence[Any]) -> dict[str, Any]:
@@ -95,4 +95,6 @@ def _of_servers(synchronizers: Sequence[Any]) -> dict[str, Any]:
     if first.staleness:
         settings["staleness"] = first.staleness
     settings["local_proxy_variable"] = first.local_proxy
+    if first.value_compressor != NO_COMPRESSOR:
+        settings["value_compressor"] = _compressor(first.value_compressor)
     return settings

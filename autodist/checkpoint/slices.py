@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from autodist.checkpoint.files import in_threads
 from autodist.checkpoint.write import place_of
+from autodist.compressors.values import ValueCode
 from autodist.graph.devices import cpu_of
 from autodist.runs.run import Run
 from autodist.runtime.deferred_values import defer, discard
@@ -61,6 +62,7 @@ class _ShardRead:
     byte_size: int
     worker: int
     handle: tf.Tensor
+    code: ValueCode
 
     @property
     def extra_bytes(self) -> int:
@@ -135,9 +137,9 @@ def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
 
 def _reads(variable_slices: VariableSlices, values: Iterable[tuple[str, StoredVariable]]) -> Iterator[_ShardRead]:
     for key, stored in values:
-        for shard, worker, handle in variable_slices.holders(stored):
+        for shard, worker, handle, code in variable_slices.holders(stored):
             size = stored.dtype.size * prod(shard.shape)
-            yield _ShardRead(key, stored, place_of(stored, shard), size, worker, handle)
+            yield _ShardRead(key, stored, place_of(stored, shard), size, worker, handle, code)
 
 
 def _writes(
@@ -157,7 +159,7 @@ def _writes(
             found = _restored(prefix, [(read.key, read.place, read.stored.dtype) for read in group])
         for read, value in zip(group, found, strict=True):
             with tf.device(read.handle.device):
-                yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=value)
+                yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=read.code.rounded(value))
 
 
 def read_into_process(prefix: str, variables: Iterable[KeyedVariable], defers: bool = False) -> None:

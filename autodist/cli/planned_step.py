@@ -23,10 +23,11 @@ from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_holders
 from autodist.kernels.place.slots import find_slots
 from autodist.placement.group import Group
-from autodist.placement.holder import Holder
+from autodist.placement.holder import Holder, Slice
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.log_strategy import figures_of
+from autodist.runs.memory_needs import bytes_of_slices, outer_momentum_bytes
 from autodist.runs.mesh_costs import MeshCosts, mesh_costs
 from autodist.runs.stage_costs import Rewriting, StageCosts, costs_of
 from autodist.strategies import (
@@ -41,7 +42,7 @@ from autodist.strategies import (
 from autodist.strategies.choice_table import ChoiceFigures
 from autodist.strategies.cost import Link, sent_in_stage_group
 from autodist.strategies.mesh_table import MeshFigures
-from autodist.strategies.nodes import distinct_shards, pieces
+from autodist.strategies.nodes import pieces
 from autodist.strategies.pipeline import MODEL
 from autodist.strategies.strategy_file import strategy_yaml
 from autodist.strategies.sum_summary import sum_summary
@@ -323,26 +324,13 @@ def recomputed_block_plans(
 
 
 def held_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
-    """Returns the bytes of variables, slots included, that each worker holds between two steps."""
+    """Returns the bytes that each worker holds between two steps: variables, slots, copies, and outer momentum."""
     holders: Mapping[str, Holder] = find_holders(step, strategy) if workers > 1 else {}
-    computing = Group.of_run(strategy.graph_config)
-    everywhere, with_replicas, held = 0, 0, [0] * workers
+    slices: list[tuple[int, Slice | None]] = []
     for variable in step.variables:
         holder = holders.get(variable.name) or Holder.whole(variable.shape, Group.all_workers(workers))
-        for one in holder.slices:
-            size = prod(one.shape) * variable.dtype.size
-            if one.group.is_all:
-                everywhere += size
-            else:
-                for worker in one.group.workers:
-                    held[worker] += size
-    synced = {variable.name: variable for variable in synced_variables(step)}
-    for node in strategy.nodes:
-        for piece, part, count in distinct_shards(synced[node.variable], node):
-            if part.has_cached_copy and part.owner is not None:
-                with_replicas += piece.byte_size * count
-                held[part.owner] -= piece.byte_size * count if part.owner in computing else 0
-    return [own + everywhere + (with_replicas if k in computing else 0) for k, own in enumerate(held)]
+        slices += [(prod(one.shape) * variable.dtype.size, one) for one in holder.slices]
+    return bytes_of_slices(slices, outer_momentum_bytes(step, strategy), workers)
 
 
 def _of_the_chief(

@@ -6,15 +6,14 @@ import dataclasses
 import functools
 import importlib
 import json
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import prod
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from autodist.compressors.reduction import Gradient, Reduction
+from autodist.compressors.older_names import in_current_names
+from autodist.compressors.reduction import Code, Gradient, Reduction
 from autodist.errors import Place, StrategyError
 from autodist.logs.formatting import listed
 from autodist.options.fields import check_options, make_nested, option_types
@@ -119,6 +118,11 @@ class Compressor(ABC):
         """
 
     @property
+    def value_code(self) -> Code | None:
+        """The code of a variable's value, the same bits in each call; None: it compresses gradients alone."""
+        return None
+
+    @property
     def kind(self) -> str:
         """The name that selects this compressor in a strategy."""
         return _COMPRESSORS.name_of(type(self))
@@ -160,12 +164,15 @@ class Compressor(ABC):
         """Returns True if the encoded gradient is smaller than the gradient."""
         return self.bytes_of(gradient) < gradient.byte_size
 
+    def encoded_bytes(self, sent: Dense) -> int:
+        """Returns the bytes in which a gradient or a value is sent: encoded if that is smaller."""
+        return self.bytes_of(sent) if self.saves_bytes(sent) else sent.byte_size
+
     def bytes_sent(self, gradient: Dense, workers: int) -> Fraction:
         """Returns the bytes that each of `workers` workers sends for a gradient, on average."""
-        saves = self.saves_bytes(gradient)
-        if saves and self.goes_to_all:
-            return Fraction(self.bytes_of(gradient) * (workers - 1))
-        size = self.bytes_of(gradient) if saves else gradient.byte_size
+        size = self.encoded_bytes(gradient)
+        if self.goes_to_all and self.saves_bytes(gradient):
+            return Fraction(size * (workers - 1))
         return Fraction(2 * size * (workers - 1), workers)
 
     def to_message(self) -> strategy_pb2.Compressor:
@@ -173,6 +180,24 @@ class Compressor(ABC):
         if self.kind in OURS:
             return strategy_pb2.Compressor(kind=self.kind, **self._options())
         return strategy_pb2.Compressor(kind="NAMED", name=self.kind, options=json.dumps(self._options()))
+
+    def bytes_of_value(self, value: Dense) -> int:
+        """Returns the bytes of a value that `value_code` has encoded."""
+        return self.bytes_of(value)
+
+    def value_bytes(self, value: Dense) -> int:
+        """Returns the bytes in which the value of a variable is sent: encoded if that is smaller."""
+        return min(self.bytes_of_value(value), value.byte_size)
+
+    @property
+    def encoding(self) -> str:
+        """Kind and options as JSON, which `from_encoding` reads; "" for NONE."""
+        return "" if self.kind == "NONE" else json.dumps({"kind": self.kind, **self._options()})
+
+    @staticmethod
+    def from_encoding(encoding: str) -> Compressor:
+        """Returns the compressor of an `encoding` that is not ""."""
+        return _decode(encoding)
 
     @staticmethod
     def from_message(message: strategy_pb2.Compressor) -> Compressor:
@@ -213,6 +238,12 @@ def _read(serialized: bytes) -> Compressor:
     return made
 
 
+@functools.cache
+def _decode(encoding: str) -> Compressor:
+    made: Compressor = make_nested("value_compressor", Compressor, json.loads(encoding))
+    return made
+
+
 def _options_of(message: strategy_pb2.Compressor, name: str) -> dict[str, Any]:
     """Returns the options of the compressor in a strategy message."""
     if name in OURS:
@@ -235,6 +266,7 @@ def register_compressor(name: str) -> Callable[[type[Made]], type[Made]]:
 
     def register(compressor: type[Made]) -> type[Made]:
         _read.cache_clear()  # a notebook may define the class again
+        _decode.cache_clear()
         return _COMPRESSORS.register(compressor, name)
 
     return register
@@ -257,33 +289,3 @@ def _load_ours() -> None:
 
 
 _COMPRESSORS = Registry("compressor", "my_package.MyCompressor", _fault, _load_ours)
-
-
-log = logging.getLogger("autodist")
-
-OLDER_NAMES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "NoneCompressor": {"kind": "NONE"},
-        "HorovodCompressor": {"kind": "FLOAT16"},
-        "HorovodCompressorEF": {"kind": "FLOAT16", "error_feedback": True},
-    }
-)
-
-
-def in_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a compressor's options with an older name replaced by the current one; logs each older name once."""
-    kind = options.get("kind")
-    if not isinstance(kind, str) or kind not in OLDER_NAMES:
-        return dict(options)
-    _warn(kind)
-    return {**OLDER_NAMES[kind], **{name: value for name, value in options.items() if name != "kind"}}
-
-
-@functools.cache
-def _warn(kind: str) -> None:
-    current = dict(OLDER_NAMES[kind])
-    written = current["kind"] if len(current) == 1 else json.dumps(current)
-    log.warning(
-        "%s is the name that AutoDist of 2021 had for the compressor %s and is deprecated; write `compressor: %s`.",
-        kind, current["kind"], written,
-    )  # fmt: skip

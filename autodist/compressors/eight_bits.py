@@ -27,7 +27,8 @@ class _EightBits(Rounded):
     Elements are rounded up or down at random, so that a rounded element has the mean of the element itself: errors of
     many steps cancel out, and error feedback is not needed for that. The draws follow from the gradients' names, the
     worker and the number of the step, so runs repeat them. A worker rounds its pieces and an owner the sum, which is
-    sent once: all workers have the same bits.
+    sent once: all workers have the same bits. Values of variables are rounded to the nearest code, since their owner
+    keeps the exact value and no error adds up.
 
     Sources: blocks, G. Wang et al., "ZeRO++", arXiv:2306.10209; rounding at random, D. Alistarh et al., "QSGD",
     NeurIPS 2017.
@@ -61,6 +62,10 @@ class _EightBits(Rounded):
         first = (reduction.number ^ (reduction.worker << 20)) % (1 << 31)
         return BlockCode(self, lambda k: tf.stack([tf.constant(first + k, tf.int64), memory.value]))
 
+    @property
+    def value_code(self) -> Code:
+        return BlockCode(self, None)
+
 
 def _draws_nothing(number: int) -> tf.Tensor:
     raise AssertionError("a worker without replicas owns no piece and encodes nothing")
@@ -72,26 +77,33 @@ class BlockCode:
 
     Attributes:
         of: the compressor.
-        seed_of: returns the seed of the draws for the vector with a number.
+        seed_of: returns the seed of the draws for the vector with a number; None: elements are rounded to the nearest
+            code.
     """
 
     of: _EightBits
-    seed_of: Callable[[int], tf.Tensor]
+    seed_of: Callable[[int], tf.Tensor] | None
     _encoded: int = dataclasses.field(default=0, init=False)
 
     def encode(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        seed = self.seed_of(self._encoded)
-        self._encoded += 1
         dtype, length, block = _scale_dtype(vector.dtype), vector.shape[0], self.of.block
         count = math.ceil(length / block)
         blocks = tf.reshape(tf.pad(tf.cast(vector, dtype), [[0, count * block - length]]), [count, block])
         scales = tf.maximum(tf.reduce_max(tf.abs(blocks), 1), SMALLEST) / self.of.top
-        draws = tf.random.stateless_uniform([count, block], seed, dtype=dtype, alg="philox")
+        draws = self._draw([count, block], dtype)
         # Under a scale that is not finite, as of a loss that overflows, codes of 0 become NaN.
         is_finite = tf.math.is_finite(scales)[:, tf.newaxis]
         values = tf.where(is_finite, blocks / scales[:, tf.newaxis], tf.zeros([], dtype))
         codes = self.of.rounded(values, draws)
         return [tf.reshape(codes, [-1])[:length], scales]
+
+    def _draw(self, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+        """Returns draws from [0, 1) for the next vector."""
+        if self.seed_of is None:
+            return tf.constant(0.5, dtype)
+        seed = self.seed_of(self._encoded)
+        self._encoded += 1
+        return tf.random.stateless_uniform(shape, seed, dtype=dtype, alg="philox")
 
     def decode(self, sent: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
         codes, scales = sent

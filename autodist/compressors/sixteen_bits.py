@@ -26,7 +26,15 @@ class _SixteenBits(Rounded):
     def bytes_of(self, gradient: Dense) -> int:
         return self.short.size * gradient.elements
 
+    def bytes_of_value(self, value: Dense) -> int:
+        unit = value.element_bytes if self.short == tf.float16 else 0
+        return self.bytes_of(value) + unit
+
     def code_of(self, reduction: Reduction) -> Code:
+        return self
+
+    @property
+    def value_code(self) -> Code:
         return self
 
     def encode(self, vector: tf.Tensor) -> list[tf.Tensor]:

@@ -152,10 +152,12 @@ class OuterStep:
     Attributes:
         every: the number of training steps from one run to the next.
         nodes: the nodes that run.
+        variables: the names in the session of the variables that they average.
     """
 
     every: int
     nodes: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
 
 class PendingReductionKind(enum.Enum):

@@ -38,7 +38,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         self._targets, self._background, self._standing = map(
             dict.fromkeys, (step.targets, step.background_nodes, step.standing_nodes)
         )
-        self._outer = {key: (one.every, dict.fromkeys(one.nodes)) for key, one in step.outer_steps.items()}
+        self._outer = {key: (one, dict.fromkeys(one.nodes)) for key, one in step.outer_steps.items()}
         self._initializers = dict(step.initializers)
         self._specs: dict[str, tf.TensorSpec] = {}
 
@@ -136,9 +136,9 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         """Adds targets: nodes that run in every step without being returned, or in the outer step of a key."""
         (self._outer[outer][1] if outer else self._targets).update(dict.fromkeys(names))
 
-    def add_outer_step(self, key: str, every: int) -> None:
+    def add_outer_step(self, key: str, one: OuterStep) -> None:
         """Adds an outer step, which runs once every some steps; `run` adds its nodes."""
-        self._outer[key] = every, {}
+        self._outer[key] = one, {}
 
     def serve(self, names: Iterable[str]) -> None:
         """Adds nodes to the background program, which runs once for every step of this worker."""
@@ -186,7 +186,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
             targets=tuple(self._targets),
             background_nodes=tuple(self._background),
             standing_nodes=tuple(self._standing),
-            outer_steps={key: OuterStep(every, tuple(nodes)) for key, (every, nodes) in self._outer.items()},
+            outer_steps={key: replace(one, nodes=tuple(nodes)) for key, (one, nodes) in self._outer.items()},
             initializers=self._initializers,
             noted=self._known(),
             **changes,

@@ -120,7 +120,8 @@ def _placement(name: str, holder: Holder | None) -> str:
     partitioning = holder.partitioning
     shown = partitioning and f"Partitioning(axis={partitioning.axis}, sizes={partitioning.sizes})"
     owners = tuple(-1 if one.owner is None else one.owner for one in holder.slices)
-    return f"{name}: partition {shown}, owners {owners}, copies {tuple(one.copies for one in holder.slices)}"
+    copies = tuple(tuple(copy.suffix + copy.encoding for copy in one.copies) for one in holder.slices)
+    return f"{name}: partition {shown}, owners {owners}, copies {copies}"
 
 
 _SHOWN_ELEMENTS = 8

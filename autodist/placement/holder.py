@@ -6,9 +6,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 from autodist.placement.group import Group
 from autodist.placement.partitioning import Partitioning, shard_name
+
+
+class Copy(NamedTuple):
+    """A copy of a slice that workers hold in addition.
+
+    Attributes:
+        suffix: of its name, after that of the slice.
+        encoding: the compressor that rounds the copy's value (`Compressor.encoding`); "": it has the slice's value.
+        is_at_owner: False if all workers but the owner of the slice hold it, where it would have the slice's value.
+    """
+
+    suffix: str
+    encoding: str = ""
+    is_at_owner: bool = True
+
+    def is_held_by(self, worker: int, owner: int | None) -> bool:
+        """Returns True if a worker holds the copy; `owner` is that of the slice."""
+        return self.is_at_owner or worker != owner
 
 
 @dataclass(frozen=True)
@@ -20,7 +39,7 @@ class Slice:
         begin: its start in the value, on each axis.
         shape: its length on each axis.
         group: the places that hold it.
-        copies: suffixes of the cached copies that every worker holds in addition.
+        copies: the copies that workers hold in addition.
         is_on_places: True if each worker holds it on the device of its first place in the group, as on a mesh; False if
             on its first device.
     """
@@ -29,7 +48,7 @@ class Slice:
     begin: tuple[int, ...]
     shape: tuple[int, ...]
     group: Group
-    copies: tuple[str, ...] = ()
+    copies: tuple[Copy, ...] = ()
     is_on_places: bool = False
 
     @property
@@ -41,6 +60,10 @@ class Slice:
     def owner(self) -> int | None:
         """The first worker of its group, from which the workers outside it read; None if every worker holds it."""
         return None if self.group.is_all else self.group.workers[0]
+
+    def copy(self, suffix: str) -> Copy | None:
+        """Returns the copy with a suffix, if there is one."""
+        return next((copy for copy in self.copies if copy.suffix == suffix), None)
 
     def device(self, worker: int) -> str | None:
         """Returns the device on which a worker of the group holds the slice; None: on its first one."""
@@ -63,7 +86,7 @@ class Holder:
     layer: int = 0
 
     @classmethod
-    def whole(cls, shape: Sequence[int], group: Group, copies: Iterable[str] = ()) -> Holder:
+    def whole(cls, shape: Sequence[int], group: Group, copies: Iterable[Copy] = ()) -> Holder:
         """Returns the holder of a value that is not partitioned."""
         return cls((Slice("", (0,) * len(shape), tuple(shape), group, tuple(copies)),))
 
@@ -121,10 +144,11 @@ class Holder:
         """Returns this holder of the variable `name` with other groups for some slices, by their full names."""
         return self._with(replace(one, group=groups.get(name + one.name, one.group)) for one in self.slices)
 
-    def with_copies(self, name: str, copies: Mapping[str, Iterable[str]]) -> Holder:
-        """Returns this holder of the variable `name` with cached copies of slices added, by their full names."""
-        added = ({*one.copies, *copies.get(name + one.name, ())} for one in self.slices)
-        return self._with(replace(one, copies=tuple(sorted(c))) for one, c in zip(self.slices, added, strict=True))
+    def with_copies(self, name: str, copies: Mapping[str, Iterable[Copy]]) -> Holder:
+        """Returns this holder of the variable `name` with copies of slices added, by their full names."""
+        every = ((one, [*one.copies, *copies.get(name + one.name, ())]) for one in self.slices)
+        by_suffix = ((one, {copy.suffix: copy for copy in some}) for one, some in every)
+        return self._with(replace(one, copies=tuple(sorted(some.values()))) for one, some in by_suffix)
 
     def without_copies(self) -> Holder:
         """Returns this holder without cached copies."""

@@ -97,7 +97,7 @@ def _needs(
     shapes: Mapping[str, Sequence[int]],
 ) -> MemoryNeeds | None:
     """Returns the memory that the chief needs for a step; None if the step or its batch is not known yet."""
-    held = _held_bytes(step, rewritten, len(spec.workers))
+    held = _held_bytes(step, rewritten, strategy, len(spec.workers))
     if held is None or not shapes or strategy.pipeline.stages or strategy.recomputed_blocks:
         return None
     inferred = with_inferred_shapes(step, sorted(step.named), shapes)
@@ -114,7 +114,7 @@ def _tables(
     seen: Rewriting | None,
 ) -> Iterator[Table]:
     names = [worker.name for worker in spec.workers]
-    held, rows = _held_bytes(step, rewritten, len(names)), gradient_rows(step, shapes)
+    held, rows = _held_bytes(step, rewritten, strategy, len(names)), gradient_rows(step, shapes)
     yield strategy_table(strategy, step, names, width, held, rows, spec)
     if strategy.HasField("choice"):
         yield ChoiceFigures.of(strategy.choice).table()
@@ -157,11 +157,13 @@ def _costs_on_mesh(
         return None
 
 
-def _held_bytes(step: CapturedStep, rewritten: ReplicatedStep | None, workers: int) -> list[int] | None:
+def _held_bytes(
+    step: CapturedStep, rewritten: ReplicatedStep | None, strategy: strategy_pb2.Strategy, workers: int
+) -> list[int] | None:
     """Returns the bytes of variables that each worker holds; None if the step is not rewritten yet."""
     if workers > 1 and rewritten is None:
         return None
-    return held_bytes(step if rewritten is None else rewritten, workers)
+    return held_bytes(step if rewritten is None else rewritten, strategy, workers)
 
 
 def figures_of(

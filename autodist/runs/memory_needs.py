@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autodist.cluster.environments.local_facts import query_gpus
@@ -11,12 +11,14 @@ from autodist.cluster.environments.memory import MachineMemory
 from autodist.errors import StrategyError
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.step import ReplicatedStep, Step
-from autodist.kernels.plan import LOCAL_COPY
 from autodist.logs.formatting import readable_bytes
+from autodist.placement.group import worker_count
+from autodist.placement.holder import Slice
+from autodist.placement.partitioning import shard_name
 from autodist.proto import strategy_pb2
 from autodist.resources import Worker
 from autodist.strategies import bytes_of_layers_at_once, synced_variables
-from autodist.synchronizers import layers_of
+from autodist.synchronizers import AllReduce, all_synchronizers, layers_of
 
 _DRIVER_LIMIT = 5.0
 """Seconds to wait for the GPU driver, which may not respond; the memory counts as unknown then."""
@@ -27,7 +29,7 @@ class MemoryNeeds:
     """The memory that a worker needs for a training step, in bytes.
 
     Attributes:
-        held: its variables with their slots.
+        held: its variables with their slots and copies.
         gradients: the gradients of one replica, which exist at the end of the backward pass.
         activations: what its replicas keep for the backward pass.
         layers: the gathered layers, with their gradients, that exist at a time.
@@ -59,23 +61,60 @@ class MemoryNeeds:
         )
 
 
-def held_bytes(step: Step, workers: int) -> list[int]:
-    """Returns the bytes of a step's variables that each worker holds, with the copies of local steps."""
+def held_bytes(step: Step, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
+    """Returns the bytes of a rewritten step's variables that each worker holds, with copies and outer momentum."""
     slices = step.slices if isinstance(step, ReplicatedStep) else {}
+    return bytes_of_slices(
+        [(variable.byte_size, slices.get(variable.name)) for variable in step.variables],
+        outer_momentum_bytes(step, strategy),
+        workers,
+    )
+
+
+def bytes_of_slices(slices: Iterable[tuple[int, Slice | None]], everywhere: int, workers: int) -> list[int]:
+    """Returns the bytes that each worker holds.
+
+    Args:
+        slices: the bytes of each slice of a variable, and the slice; None: every worker holds it.
+        everywhere: further bytes that each worker holds.
+        workers: number of workers.
+    """
     held = [0] * workers
+    for size, one in slices:
+        if one is None:
+            everywhere += size
+            continue
+        if one.group.is_all:
+            everywhere += size
+        else:
+            for worker in one.group.workers:
+                held[worker] += size
+        for copy in one.copies:
+            everywhere += size
+            if one.owner is not None and not copy.is_at_owner:
+                held[one.owner] -= size
+    return [own + everywhere for own in held]
+
+
+def outer_momentum_bytes(step: Step, strategy: strategy_pb2.Strategy) -> int:
+    """Returns the bytes of the momentum of outer steps, which each worker holds for its variables with local steps."""
+    if worker_count(strategy.graph_config) == 1:
+        return 0  # nothing is averaged
+    ways = {name: one for name, one in all_synchronizers(strategy) if isinstance(one, AllReduce)}
+    found = 0
     for variable in step.variables:
-        one = slices.get(variable.name)
-        for worker in range(workers) if one is None or one.owner is None else one.group.workers:
-            held[worker] += variable.byte_size * (1 if one is None else 1 + one.copies.count(LOCAL_COPY))
-    return held
+        way = ways.get(variable.name) or ways.get(shard_name(variable.name, 0))
+        if way is not None and way.local is not None and way.local.outer_momentum:
+            found += variable.byte_size
+    return found
 
 
-def held_in_one_memory(step: Step, workers: Sequence[Worker], index: int) -> int:
+def held_in_one_memory(step: Step, strategy: strategy_pb2.Strategy, workers: Sequence[Worker], index: int) -> int:
     """Returns the bytes of a step's variables in the memory of `available_memory`.
 
     Of a worker with GPUs, this is the first GPU; on a mesh, the others hold the other parts of variables.
     """
-    held = held_bytes(step, len(workers))[index]
+    held = held_bytes(step, strategy, len(workers))[index]
     parts = sum(variable.byte_size for variable in step.variables if step.part_of(variable.handle)[0])
     return held - parts if has_gpus(workers[index]) else held
 

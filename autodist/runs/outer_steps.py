@@ -27,7 +27,7 @@ class OuterSteps:
         self._open: dict[str, int] = {}
 
     def add(self, program: Program) -> None:
-        """Adds those of a program; one of the same variables replaces that of an earlier program."""
+        """Adds those of a program. A variable belongs to one of them alone, whatever the programs that train it."""
         self._by_key.update(program.outer_steps)
 
     def after(self, step: int, steps: int) -> bool:

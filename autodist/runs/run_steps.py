@@ -190,7 +190,7 @@ class RunSteps:
             self.draws |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
         rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
         if step.gradients:
-            held = held_in_one_memory(rewritten, run.spec.workers, run.index)
+            held = held_in_one_memory(rewritten, strategy, run.spec.workers, run.index)
             require_memory(held, run.spec.workers, run.index)
         # Guarded because the first run prepared in a session waits for all servers of the run.
         program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)

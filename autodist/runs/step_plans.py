@@ -58,6 +58,7 @@ class StepPlans:
         self._shardings: dict[str, Sharding] = {}
         self._count = 0
         self._has_warned_of_marks = False
+        self._outer_steps: dict[str, str] = {}
 
     @property
     def rehearsed(self) -> ReplicatedStep | None:
@@ -193,8 +194,11 @@ class StepPlans:
         """
         rehearsed, self._rehearsed = self._rehearsed, None
         if rehearsed is not None and rehearsed[0] is step.graph_def:
-            return rehearsed[1]
-        return self._rewrite(step, strategy, names, fetching, kernels)
+            made: Step = rehearsed[1]
+        else:
+            made = self._rewrite(step, strategy, names, fetching, kernels)
+        self._outer_steps |= {name: key for key, one in made.outer_steps.items() for name in one.variables}
+        return made
 
     def _with_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
         """Adds a training step's pipeline stages, which hold the variables, to the strategy of another step."""
@@ -247,7 +251,7 @@ class StepPlans:
         seen: Rewriting | None = None,
     ) -> Step:
         strategy = self.with_shardings(self._with_stages(strategy), names)
-        context = Context(strategy, self._index, fetching)
+        context = Context(strategy, self._index, fetching, self._outer_steps)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
         with errors_with_place(self._builder):

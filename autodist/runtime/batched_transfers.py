@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from math import prod
 from typing import Any
 
 import tensorflow as tf
 
+from autodist.placement.holder import Copy
 from autodist.runtime.variables import StoredVariable
 
 TRANSFER_BYTES = 4 << 20
@@ -33,7 +34,7 @@ class TransferPart:
         begin: offset in the variable, on each axis.
         shape: length on each axis.
         owner: the worker that holds the part; None: every worker.
-        copies: suffixes of the names of additional copies on every worker.
+        copies: the additional copies on workers.
         on_cpu: True if the holders keep the part on their CPUs, whatever its dtype.
         device: the device of the owner that the part is on; None: the first one of each holder.
     """
@@ -44,7 +45,7 @@ class TransferPart:
     begin: tuple[int, ...]
     shape: tuple[int, ...]
     owner: int | None
-    copies: tuple[str, ...]
+    copies: tuple[Copy, ...]
     on_cpu: bool
     device: str | None = None
 
@@ -57,10 +58,11 @@ class TransferPart:
     def byte_size(self) -> int:
         return prod(self.shape) * tf.as_dtype(self.dtype).size
 
-    def names_on(self, worker: int) -> list[str]:
-        """Returns the names of the part and of its copies on a worker."""
-        names = [self.name] if self.owner in (None, worker) else []
-        return names + [self.name + copy for copy in self.copies]
+    def held_by(self, worker: int) -> list[Copy]:
+        """Returns the part, if a worker holds it, and its copies there, each with its full name as the suffix."""
+        own = [Copy(self.name)] if self.owner in (None, worker) else []
+        held = (copy for copy in self.copies if copy.is_held_by(worker, self.owner))
+        return own + [copy._replace(suffix=self.name + copy.suffix) for copy in held]
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,14 @@ class Listing:
         present, parts, transfers = as_tuples(json.loads(text))
         return cls(
             present,
-            tuple(TransferPart(*part) for part in parts),
+            tuple(_part(*part) for part in parts),
             tuple(BatchedTransfer(to, tuple(ByteRange(*one) for one in slices)) for to, slices in transfers),
         )
+
+
+def _part(*fields: Any) -> TransferPart:
+    part = TransferPart(*fields)
+    return replace(part, copies=tuple(Copy(*copy) for copy in part.copies))
 
 
 def as_tuples(content: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
+from autodist.compressors.values import ValueCode
 from autodist.graph.devices import Home, cpu_of
 from autodist.graph.inboxes import Inbox, queue_of
 from autodist.runtime.batched_transfers import TRANSFER_BYTES, BatchedTransfer, ByteRange, Listing, TransferPart
@@ -145,11 +146,12 @@ class VariableBroadcast:
             tf.device(self._home(self.worker, tf.int64 if part.on_cpu else dtype, part.device)),
         ):
             placeholder = tf.compat.v1.placeholder(dtype, part.shape)
-            for name in part.names_on(self.worker):
+            for held in part.held_by(self.worker):
                 # A fed array is NumPy's. As a variable it would be replaced by its first update, and not freed before
                 # Python calls TensorFlow again: all through the first step, it would be in memory twice.
-                value = tf.raw_ops.DeepCopy(x=placeholder)
-                handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=part.shape, shared_name=name)
+                own = tf.raw_ops.DeepCopy(x=placeholder)
+                value = ValueCode.of(held.encoding, part.shape, dtype).rounded(own)
+                handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=part.shape, shared_name=held.suffix)
                 operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
         return placeholder, operations
 

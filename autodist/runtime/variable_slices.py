@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from autodist.compressors.values import ValueCode
 from autodist.graph.devices import Home
-from autodist.placement.holder import Holder, Slice
+from autodist.placement.holder import Copy, Holder, Slice
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.heaps import FreedBytes
 from autodist.runtime.variables import StoredVariable, TrackedVariable
@@ -128,19 +129,20 @@ class VariableSlices:
         """Returns the value of a variable in one slice, as one of its holders has it."""
         key = (kept.shared_name, kept.holder), worker
         if key not in self._copies:
-            _, _, handle = next(held for held in self.holders(kept) if held[1] == worker)
+            _, _, handle, _ = next(held for held in self.holders(kept) if held[1] == worker)
             with self._graph_runner.graph.as_default(), self.on(kept, worker, kept.slices[0]):
                 self._copies[key] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
         value: np.ndarray = self._graph_runner.session.run(self._copies[key])
         return value
 
-    def named_holders(self, one: Slice) -> Iterator[tuple[int, str]]:
-        """Yields every worker that holds a slice or a copy, with the name of the slice or copy on that worker."""
+    def named_holders(self, one: Slice) -> Iterator[tuple[int, Copy]]:
+        """Yields every worker that holds a slice or a copy, with that, under the name there as the suffix."""
         for worker in range(self._workers):
             if worker in one.group:
-                yield worker, one.name
+                yield worker, Copy(one.name)
             for copy in one.copies:
-                yield worker, one.name + copy
+                if copy.is_held_by(worker, one.owner):
+                    yield worker, copy._replace(suffix=one.name + copy.suffix)
 
     def slices(self, kept: StoredVariable, is_still: bool = False) -> Iterator[tuple[Slice, int, tf.Tensor]]:
         """Yields each slice of a variable, a worker that holds it (this one if all do), and a tensor that reads it.
@@ -159,13 +161,16 @@ class VariableSlices:
                     read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
             yield one, worker, read  # outside of the graph context, which is not the caller's
 
-    def holders(self, kept: StoredVariable) -> Iterator[tuple[Slice, int, tf.Tensor]]:
-        """Yields each slice of a variable and each copy of one, with the worker that holds it and its handle there."""
+    def holders(self, kept: StoredVariable) -> Iterator[tuple[Slice, int, tf.Tensor, ValueCode]]:
+        """Yields each slice of a variable and each copy of one.
+
+        Each comes with the worker that holds it, its handle there, and the code by which the slice's value is rounded.
+        """
         for one in kept.slices:
-            for worker, name in self.named_holders(one):
+            for worker, held in self.named_holders(one):
                 with self._graph_runner.graph.as_default(), self.on(kept, worker, one):
-                    handle = self._handle(kept, one, name)
-                yield one, worker, handle
+                    handle = self._handle(kept, one, held.suffix)
+                yield one, worker, handle, ValueCode.of(held.encoding, one.shape, kept.dtype)
 
     @staticmethod
     def _handle(kept: StoredVariable, one: Slice, name: str) -> tf.Tensor:
@@ -201,7 +206,7 @@ class VariableSlices:
         self, kept: StoredVariable, one: Slice, workers: tuple[int, ...]
     ) -> tuple[tf.Tensor, list[tf.Operation]] | None:
         """Returns a placeholder for a slice, and the operations that write it; None if no worker holds it."""
-        holders = [(worker, name) for worker, name in self.named_holders(one) if worker in workers]
+        holders = [(worker, held) for worker, held in self.named_holders(one) if worker in workers]
         if not holders:
             return None
         with self.on(kept, self._worker):
@@ -209,11 +214,13 @@ class VariableSlices:
             # The fed array is the memory of the script's variable. With this copy the session releases that memory, and
             # the next group's copies can reuse it.
             value = tf.raw_ops.DeepCopy(x=placeholder)
+            encodings = {held.encoding for _, held in holders}
+            values = {each: ValueCode.of(each, one.shape, kept.dtype).rounded(value) for each in sorted(encodings)}
         operations = []
-        for worker, name in holders:
+        for worker, held in holders:
             with self.on(kept, worker, one):
-                handle = self._handle(kept, one, name)
-                operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+                handle = self._handle(kept, one, held.suffix)
+                operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=values[held.encoding]))
         return placeholder, operations
 
 

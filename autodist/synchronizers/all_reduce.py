@@ -102,8 +102,7 @@ class AllReduce(Synchronizer):
 
     def dense_bytes(self, piece: Piece) -> int:
         """Returns the bytes of an encoded dense gradient."""
-        dense = Dense(piece.shape, piece.element_bytes)
-        return self.compressor.bytes_of(dense) if self.compressor.saves_bytes(dense) else piece.byte_size
+        return self.compressor.encoded_bytes(Dense(piece.shape, piece.element_bytes))
 
     def without_group(self) -> AllReduce:
         return replace(self, group=0) if self.group else self

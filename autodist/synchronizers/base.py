@@ -20,6 +20,9 @@ class Synchronizer(ABC):
     message: ClassVar[type[Message]]
     """The type of its message, in a field of a strategy's node or shard."""
 
+    compressor_option: ClassVar[str] = "compressor"
+    """The option that `misfit` is about."""
+
     @classmethod
     @abstractmethod
     def from_message(cls, message: Any) -> Synchronizer:
@@ -46,6 +49,11 @@ class Synchronizer(ABC):
     def has_cached_copy(self) -> bool:
         """True if every worker holds a cached copy of the owner's value, which its replicas read."""
         return False
+
+    @property
+    def value_encoding(self) -> str:
+        """The compressor of the values that refresh cached copies (`Compressor.encoding`); "": they are exact."""
+        return ""
 
     @property
     def gathered_with(self) -> int:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.names import node_of, tensor
-from autodist.graph.parts import PendingReduction, PendingReductionKind, Variable
+from autodist.graph.parts import OuterStep, PendingReduction, PendingReductionKind, Variable
 from autodist.graph.step import EXAMPLES, ReplicatedStep
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
@@ -20,7 +20,7 @@ from autodist.kernels.communicate.own_means import use_own_mean
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.place.copies import add_copy
 from autodist.kernels.plan import LOCAL_COPY
-from autodist.placement.holder import Holder
+from autodist.placement.holder import Copy, Holder
 from autodist.placement.synchrony import SyncMode
 from autodist.synchronizers import LocalSteps
 
@@ -70,12 +70,12 @@ def _with_copies(step: ReplicatedStep, context: Context) -> dict[str, Holder]:
         name: Holder.whole(step.by_name[name].shape, everyone)
         for name in local if name in step.by_name and name not in step.slices
     }  # fmt: skip
-    copies = dict.fromkeys(local, (LOCAL_COPY,))
+    copies = dict.fromkeys(local, (Copy(LOCAL_COPY),))
     return {name: holder.with_copies(name, copies) for name, holder in (whole | {**step.holders}).items()}
 
 
 def _has_copy(step: ReplicatedStep, variable: Variable) -> bool:
-    return variable.name in step.slices and LOCAL_COPY in step.slices[variable.name].copies
+    return variable.name in step.slices and step.slices[variable.name].copy(LOCAL_COPY) is not None
 
 
 class _LocalSteps:
@@ -160,10 +160,21 @@ class _LocalSteps:
     def _add_outer_step(
         self, local: LocalSteps, names: Iterable[str], means: Iterable[Variable]
     ) -> list[PendingReduction]:
-        """Adds the outer step of some variables; returns the reductions of their mean changes."""
+        """Adds the outer step of some variables; returns the reductions of their mean changes.
+
+        Variables that an outer step of an earlier program averages are left to that one, since a second one would apply
+        the momentum again. It counts the examples of this step, too.
+        """
+        earlier = self.context.outer_steps
         trained = [self.step.by_name[name] for name in names]
-        key = digest(f"{local} {';'.join(map(self._stored_as, trained))}")
-        self.editor.add_outer_step(key, local.steps)
+        for key in dict.fromkeys(earlier[name] for name in map(self._stored_as, trained) if name in earlier):
+            self._count_examples(key, is_own=False)
+        trained, means = ([v for v in some if self._stored_as(v) not in earlier] for some in (trained, means))
+        if not (trained or means):
+            return []
+        averaged = tuple(map(self._stored_as, [*trained, *means]))
+        key = digest(f"{local} {';'.join(averaged)}")
+        self.editor.add_outer_step(key, OuterStep(local.steps, variables=averaged))
         weight = self._count_examples(key)
         made = [self._reduce(key, v, weight) for v in trained]
         for variable, pending in zip(trained, made, strict=True):
@@ -177,8 +188,13 @@ class _LocalSteps:
             self._keep([variable.handle])
         return made
 
-    def _count_examples(self, key: str) -> str:
-        """Counts this worker's examples since the last outer step; returns the tensor with their number."""
+    def _count_examples(self, key: str, is_own: bool = True) -> str:
+        """Counts this worker's examples since the last outer step; returns the tensor with their number.
+
+        Args:
+            key: of the outer step.
+            is_own: True if it is one of this step, and resets the number.
+        """
         with self.editor.subgraph(f"outer/{key}/examples") as f:
             counted = PersistentBuffer.make(f"local_steps/{key}/examples", tf.zeros([], _EXACT))
             if node_of(EXAMPLES) in self.editor:
@@ -191,7 +207,8 @@ class _LocalSteps:
         self.editor.initialize({counted.name: f.name(counted.initializer)})
         if self.context.computes:
             self.editor.run([f.name(add)])
-        self.editor.run([f.name(reset)], key)
+        if is_own:
+            self.editor.run([f.name(reset)], key)
         return f.name(counted.value)
 
     def _reduce(self, key: str, variable: Variable, weight: str) -> PendingReduction:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
@@ -53,11 +54,12 @@ class CachedReads:
 class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
     """Makes replicas read a copy on their own worker, which is refreshed after the variable's update.
 
-    The value is then sent once per step, and whole: for a table, all rows. The owner sends it with the signal that the
-    update has finished. For a synchronous variable, the step refreshes the copy (`ParameterServers`), and the owner
-    reads the variable itself. For a stale one, a background program refreshes it at any time (`StaleServers`), so the
-    replicas of a worker share one read. For an asynchronous one, each worker fetches the value. The update, and reads
-    after the step's own update, still read the variable.
+    The value is then sent once per step, and whole: for a table, all rows; with a compressor, encoded. The owner sends
+    it with the signal that the update has finished. For a synchronous variable, the step refreshes the copy
+    (`ParameterServers`), and the owner reads the variable itself, unless the copies are rounded. For a stale one, a
+    background program refreshes it at any time (`StaleServers`), so the replicas of a worker share one read. For an
+    asynchronous one, each worker fetches the value. The update, and reads after the step's own update, still read the
+    variable.
 
         read(v) → f → g → update(v)     becomes     read(copy) → f → g → update(v) → v → assign(copy)
     """
@@ -71,15 +73,27 @@ class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
         plan = context.plan
         holders = {name: holder.with_copies(name, plan.cached_copies) for name, holder in step.holders.items()}
         step = replace(step, holders=holders)
-        names = [name for name in step.owners if name in step.synchrony_of and CACHED_COPY in step.slices[name].copies]
+        copies = {name: step.slices[name].copy(CACHED_COPY) for name in step.owners if name in step.synchrony_of}
+        names = [name for name, copy in copies.items() if copy is not None]
         if not (names and context.computes):
             return step
         work = _CachedCopies(step, context)
         for name in names:
-            is_planned = plan.has_cached_copy(name)
-            if not is_planned or step.synchrony_of[name].runs_ahead or step.owners[name] != context.worker:
-                work.use_cached_copy(step.by_name[name], is_planned)
+            copy = copies[name]
+            if copy is not None and copy.is_held_by(context.worker, step.owners[name]):
+                work.use_cached_copy(step.by_name[name], plan.has_cached_copy(name))
         return work.editor.to_step()
+
+
+def _differs(step: ReplicatedStep, name: str) -> bool:
+    """Returns True if the cached copies of a variable have another value than the variable: an older or rounded one."""
+    return step.synchrony_of[name].runs_ahead or is_rounded(step, name)
+
+
+def is_rounded(step: ReplicatedStep, name: str) -> bool:
+    """Returns True if a variable has cached copies with rounded values."""
+    copy = step.slices[name].copy(CACHED_COPY)
+    return copy is not None and bool(copy.encoding)
 
 
 class _CachedCopies:
@@ -108,27 +122,47 @@ class _CachedCopies:
         device = self._context.home(self._context.worker, variable.dtype)
         cached_copy = add_copy(self.editor, variable, copy_of(handle), CACHED_COPY, device)
         reads = self._cached_reads.of(variable)
+        if is_rounded(self._step, variable.name):
+            self._require_exact_updates(variable, reads)
         reading = [made for name in reads for made in self._read_instead(name, variable, cached_copy)]
         if not is_sent:
             self._refresh(variable, cached_copy, writes, reading)
 
+    def _require_exact_updates(self, variable: Variable, reads: Sequence[str]) -> None:
+        """Checks that no update uses a value of the compute part that comes from a rounded copy, besides gradients.
+
+        An update may read the variable itself. If it used the rounded value, small changes would be lost.
+
+        Raises:
+            StrategyError: there is such an update.
+        """
+        index, once = self._step.graph_index, self._stages.once
+        ends = {node_of(t) for pending in self._step.reductions for t in (*pending.local, *pending.result)}
+        derived = reach(reads, lambda name: () if name in ends else set(index.readers(name)) - once) - ends
+        shared = next((name for name in sorted(derived) if once.intersection(index.readers(name))), None)
+        if shared is not None:
+            raise StrategyError(
+                f"{variable.name} has a value_compressor, and an update uses {shared}, as the loss does, which would "
+                "be rounded. Read the variable again for the update, or give it the value_compressor NONE."
+            )
+
     def _read_instead(self, name: str, variable: Variable, cached_copy: str) -> list[str]:
         """Replaces a read by a read of the cached copy; returns the node that reads it.
 
-        Updates that run ahead still read the variable, since the copy is older.
+        Updates still read the variable if the copy is older or rounded.
         """
         if self.editor[name].op != "ReadVariableOp":
             self.editor.rewire(tensor(variable.handle), cached_copy, [name])
             return [name]
-        is_synchronous = self._step.synchrony_of[variable.name].mode is SyncMode.SYNCHRONOUS
+        is_same = not _differs(self._step, variable.name)
         readers = [c for c in self.editor.consumers(name) if name in self._data_inputs(c)]
-        if not is_synchronous:
+        if not is_same:
             readers = [c for c in readers if c in self._cached_reads.compute]
-        if not readers and not (is_synchronous and tensor(name) in self.editor.outputs):
+        if not readers and not (is_same and tensor(name) in self.editor.outputs):
             return []
         waits = [i for i in self.editor[name].input if is_control(i)]
         read = self._read(f"autodist/cached_copy/{name}", variable, cached_copy, waits)
-        self.editor.rewire(tensor(name), read, None if is_synchronous else readers)
+        self.editor.rewire(tensor(name), read, None if is_same else readers)
         self._drop_unread(name)
         return [read]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import prod
+from itertools import islice
 
 import tensorflow as tf
 
+from autodist.compressors.values import ValueCode
 from autodist.graph.editor import GraphEditor
 from autodist.graph.parts import Variable
 from autodist.graph.step import ReplicatedStep
@@ -17,6 +18,7 @@ from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup
 from autodist.kernels.communicate.read_cached_copies import copy_of
 from autodist.kernels.plan import CACHED_COPY
+from autodist.placement.holder import Copy
 
 
 class ValueMessages:
@@ -85,19 +87,30 @@ class ValueMessages:
                     values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype))
                     values[-1].set_shape(variable.shape)
         after = () if variables else writes
-        exchange.broadcast(_tag(variables), values or [tf.constant(True)], exchange.group.workers, after)
-        own = [(v, value) for v, value in zip(variables, values, strict=True) if copy_of(v.handle) in self._editor]
-        return [self._refresh(f, variable, value) for variable, value in own]
+        codes = list(map(self._code, variables))
+        sent = [code.encode(value) for code, value in zip(codes, values, strict=True)]
+        content = [t for tensors in sent for t in tensors]
+        exchange.broadcast(self._tag(variables), content or [tf.constant(True)], exchange.group.workers, after)
+        return [
+            self._refresh(f, variable, code.decode(tensors))
+            for variable, code, tensors in zip(variables, codes, sent, strict=True)
+            if copy_of(variable.handle) in self._editor
+        ]
 
     def _receive_message(
         self, f: SubgraphBuilder, exchange: Communicator, owner: int, variables: Sequence[Variable]
     ) -> list[str]:
         if not variables:
-            exchange.receive(owner, _tag(variables), [tf.constant(True)])
+            exchange.receive(owner, self._tag(variables), [tf.constant(True)])
             return []
-        specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
-        values = exchange.receive(owner, _tag(variables), specs)
-        return [self._refresh(f, variable, value) for variable, value in zip(variables, values, strict=True)]
+        codes = list(map(self._code, variables))
+        specs = [code.specs() for code in codes]
+        came = iter(exchange.receive(owner, self._tag(variables), [spec for some in specs for spec in some]))
+        sent = [list(islice(came, len(some))) for some in specs]
+        return [
+            self._refresh(f, variable, code.decode(tensors))
+            for variable, code, tensors in zip(variables, codes, sent, strict=True)
+        ]
 
     def _refresh(self, f: SubgraphBuilder, variable: Variable, value: tf.Tensor) -> str:
         """Assigns a value to the cached copy of its variable."""
@@ -120,13 +133,13 @@ class ValueMessages:
         last = set(group.writes)
         variables = [
             self._step.by_handle[handle] for handle, writes in self._writes_of.items()
-            if writes[-1] in last and CACHED_COPY in self._step.slices[self._step.by_handle[handle].name].copies
+            if writes[-1] in last and self._copy(self._step.by_handle[handle]) is not None
         ]  # fmt: skip
         variables.sort(key=lambda v: self._sent_at.get(v.name, len(self._sent_at)))
         messages: list[list[Variable]] = []
         free = 0
         for variable in variables:
-            size = prod(variable.shape) * variable.dtype.size
+            size = sum(spec.shape.num_elements() * spec.dtype.size for spec in self._code(variable).specs())
             if size > free or not messages:
                 messages.append([])
                 free = PACK_BYTES
@@ -134,7 +147,18 @@ class ValueMessages:
             free -= size
         return messages or [[]]
 
+    def _copy(self, variable: Variable) -> Copy | None:
+        return self._step.slices[variable.name].copy(CACHED_COPY)
 
-def _tag(variables: Sequence[Variable]) -> str:
-    """Returns the tag of a message with the values of some variables, the same in all programs that send them."""
-    return f"values/{digest(';'.join(variable.name for variable in variables))}" if variables else "done"
+    def _code(self, variable: Variable) -> ValueCode:
+        return ValueCode.of(self._encoding(variable), variable.shape, variable.dtype)
+
+    def _encoding(self, variable: Variable) -> str:
+        copy = self._copy(variable)
+        return "" if copy is None else copy.encoding
+
+    def _tag(self, variables: Sequence[Variable]) -> str:
+        """Returns the tag of a message with the values of some variables, the same in all programs that send them."""
+        if not variables:
+            return "done"
+        return f"values/{digest(';'.join(variable.name + self._encoding(variable) for variable in variables))}"

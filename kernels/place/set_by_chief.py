@@ -8,13 +8,14 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from autodist.compressors.values import ValueCode
 from autodist.graph.parts import Variable
 from autodist.graph.step import CapturedStep, PlacedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.placement.holder import Slice
+from autodist.placement.holder import Copy, Slice
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
                     editor[name].device = context.home(owner, variable.dtype, step.slices[variable.name].device(owner))
                 if others:
                     _write_copies(editor, variable, names, others, context, of=step.slices[variable.name])
-            for suffix in context.plan.copies.get(variable.name, ()):
-                _write_copies(editor, variable, names, range(context.workers), context, suffix)
+            for copy in context.plan.copies.get(variable.name, ()):
+                holding = [w for w in range(context.workers) if copy.is_held_by(w, step.owners.get(variable.name))]
+                _write_copies(editor, variable, names, holding, context, copy)
         # Written variables are placed here; variables that are only read are placed by a later kernel.
         everyone = dict.fromkeys((step.by_handle[handle].name for handle in by_handle), context.placement.all_workers)
         holders = {name: holder.with_groups(name, everyone) for name, holder in step.holders.items()}
@@ -70,24 +72,29 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
         return editor.to_step()
 
 
+_ITSELF = Copy("")
+"""The variable under its own name."""
+
+
 def _write_copies(
     editor: StepEditor[Step],
     variable: Variable,
     after: list[str],
     workers: Iterable[int],
     context: Context,
-    suffix: str = "",
+    copy: Copy = _ITSELF,
     of: Slice | None = None,
 ) -> None:
     """Assigns the value of a variable after the writes `after` to its copies on `workers`."""
     handle = variable.handle
-    shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
+    shared_name = editor[handle].attr["shared_name"].s.decode() + copy.suffix
     made = []
     with (
-        subgraph(editor, f"set_on_{'all_workers' if of is None else 'owners'}/{handle}{suffix}") as f,
+        subgraph(editor, f"set_on_{'all_workers' if of is None else 'owners'}/{handle}{copy.suffix}") as f,
         tf.control_dependencies([f.after(after)]),
     ):
         value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
+        value = ValueCode.of(copy.encoding, variable.shape, variable.dtype).rounded(value)
         for worker in workers:
             with tf.device(context.home(worker, variable.dtype, None if of is None else of.device(worker))):
                 there = tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, shared_name=shared_name)

@@ -69,12 +69,15 @@ NODES = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
 STRATEGY = {
     "builder": "AllReduce",
     "compressor": {"kind": "TOP_K", "fraction": 0.2},
-    "variables": {"sequential/dense_1/kernel": {"synchronizer": "PS", "owner": 1, "local_proxy_variable": True}},
+    "variables": {
+        "sequential/dense_1/kernel": {"synchronizer": "PS", "owner": 1, "local_proxy_variable": True},
+        "sequential/dense/kernel": {"synchronizer": "PS", "owner": 1, "value_compressor": "INT8"},
+    },
 }
 
 
 def test_a_run_that_goes_on_is_the_run_that_went_on(tmp_path: Path):
-    """Dropout, noise, a generator, Adam, a shuffled data set in its second epoch, residuals, a proxy."""
+    """Dropout, noise, a generator, Adam, a shuffled data set in its second epoch, residuals, a proxy, a rounded one."""
     folder = tmp_path / "saved"
     whole, rest = (trained(tmp_path / str(seed), folder, seed) for seed in (1, 2))
     saved = tf.train.list_variables(tf.train.latest_checkpoint(folder))

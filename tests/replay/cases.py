@@ -63,6 +63,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "partitioned_ar": {"builder": "PartitionedAR", "max_shards": 2, **_ALL},
     "random_axis_ar": {"builder": "RandomAxisPartitionAR", "max_shards": 3, "seed": 1, **_ALL},
     "sharded": {"builder": "ShardedAllReduce", **_ALL},
+    "sharded_int8": {"builder": "ShardedAllReduce", "value_compressor": "INT8", **_ALL},
     "fsdp": {"builder": "FSDP", "prefetch": 0, **_ALL},
     "diloco": {"builder": "DiLoCo", "local_steps": 2},
     "local_dense": {
@@ -194,7 +195,7 @@ _PAIRS: Mapping[str, str] = {
     "step_cotangents_adversarial": "shuffle 2x2",
     "step_cotangents_clip_gradient_of_weights": "shuffle 2x1",
     "step_cotangents_clip_under_a_mask": "ps 2x1",
-    "step_cotangents_two_groups": "sharded 2x1, asynchronous 2x1",
+    "step_cotangents_two_groups": "sharded 2x1, sharded_int8 3x1, asynchronous 2x1",
     "step_large_matrix": "sharded one_machine, shuffle 1x2, ring 2x1",
     "step_mean_and_penalty": "shuffle 2+1",
     "step_nested_functions": "ps_last 2x1, top_k 2x2, int8 2x1, float8 2x1",

@@ -66,9 +66,11 @@ def test_values_saved_in_some_shards_are_read_in_others(graph_runner, tmp_path, 
         pieces.pull([one])
         np.testing.assert_array_equal(one.source, VALUE)
         for shard in one.slices:
-            for _, name in pieces.named_holders(shard):
+            for _, held in pieces.named_holders(shard):
                 with graph_runner.graph.as_default():
-                    handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shard.shape, shared_name=f"v{k}{name}")
+                    handle = tf.raw_ops.VarHandleOp(
+                        dtype=tf.float64, shape=shard.shape, shared_name=f"v{k}{held.suffix}"
+                    )
                     read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
                 part = tuple(slice(b, b + n) for b, n in zip(shard.begin, shard.shape, strict=True))
                 np.testing.assert_array_equal(graph_runner.session.run(read), VALUE[part])

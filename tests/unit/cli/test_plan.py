@@ -69,7 +69,8 @@ def plans_of(*words: str) -> tuple[PlannedStrategy, ...]:
 
 def test_a_step_is_planned_for_workers_that_are_not_started_and_is_not_made(tmp_path: Path) -> None:
     script = write(tmp_path, STEP)
-    servers, shared = plans_of("--workers", "3", "--strategy", "PS", "--strategy", "AllReduce", script, "--epochs", "2")
+    strategies = [word for name in ("PS", "AllReduce", "DiLoCo") for word in ("--strategy", name)]
+    servers, shared, local = plans_of("--workers", "3", *strategies, script, "--epochs", "2")
     by_name = {variable.name: variable for variable in servers.variables}
     assert [(v.shape, v.bytes, v.gradient, v.synchronizer) for v in (by_name["table"], by_name["weight"])] == [
         ((50, 4), 800, "sparse", "PS, proxies"),
@@ -83,6 +84,7 @@ def test_a_step_is_planned_for_workers_that_are_not_started_and_is_not_made(tmp_
     assert by_name["table"].sent == (2 * 800, 8 * 24, 8 * 24)
     assert [worker.held for worker in servers.workers] == [896, 848, 848]
     assert [worker.held for worker in shared.workers] == [896, 896, 896]
+    assert [worker.held for worker in local.workers] == [896 + 2 * 848] * 3  # a copy and the momentum of each variable
     assert {(link.source, link.target): link.bytes for link in servers.links} == {
         ("localhost:0", "localhost:1"): 48 + 800,
         ("localhost:0", "localhost:2"): 48 + 800,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autodist.compressors import Compressor, Float16, Uncompressed, base
+from autodist.compressors import Compressor, Float16, Uncompressed, older_names
 from autodist.errors import StrategyError
 from autodist.resources import StrategySection
 from autodist.strategies import AllReduce, Parallax, PartitionedAR, builder_from_section
@@ -17,9 +17,9 @@ from autodist.strategies import AllReduce, Parallax, PartitionedAR, builder_from
 
 @pytest.fixture(autouse=True)
 def untold() -> Iterator[None]:
-    base._warn.cache_clear()
+    older_names._warn.cache_clear()
     yield
-    base._warn.cache_clear()
+    older_names._warn.cache_clear()
 
 
 def in_python(compressor: Any, tmp_path: Path) -> Any:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from autodist.batch.examples import share_of, take
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.compressors import Compressor
+from autodist.compressors.values import ValueCode
 from autodist.graph.imported import ImportedGraph
 from autodist.graph.inboxes import SOURCE, inboxes_of, queue_of
 from autodist.graph.names import node_of
@@ -30,6 +31,7 @@ from autodist.kernels.base import Kernel
 from autodist.kernels.communicate.communicator import reader_of
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.pipelined.place_stages import PlaceStages
+from autodist.kernels.plan import CACHED_COPY, LOCAL_COPY
 from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.shard.holders import HoldOnMesh
@@ -247,8 +249,9 @@ class Session:
                 for name, handle in handles.items()
                 if self._whole(worker, name) in initial
             ] + [
-                tf.raw_ops.AssignVariableOp(resource=self.graph.get_tensor_by_name(proxy), value=initial[name])
-                for proxy, name in self._proxies()
+                tf.raw_ops.AssignVariableOp(resource=self.graph.get_tensor_by_name(proxy), value=code.rounded(value))
+                for proxy, name, code in self.proxies()
+                for value in [tf.constant(initial[name])]
             ]
             self._initializers = [
                 self.graph.get_operation_by_name(f"worker_{worker}/{name}")
@@ -271,13 +274,12 @@ class Session:
     def train(self, batches: Sequence[Batch], limit_ms: int = 60_000) -> Trained:
         """Sets all variables to the script's values and runs a step a batch; one that hangs fails."""
         with self.session as session:
-            session.run([self._assign, self._initializers])
+            self.start()
             outputs = []
             for number, batch in enumerate(batches, 1):
-                outputs.append(self._step(batch, limit_ms))
+                outputs.append(self.step(batch, limit_ms))
                 self._run_outer_steps(number, limit_ms)
-            read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
-            values, shardings = session.run(read), self.items[0].shardings
+            values, shardings = session.run(self.reads), self.items[0].shardings
             if not self.strategy.HasField("mesh"):
                 return Trained(values, outputs, self.cuts, shardings, self.strategy)
             in_rows = [values_in_row(values, Context(self.strategy, k), self.cuts) for k in range(len(values))]
@@ -285,15 +287,15 @@ class Session:
 
     def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
         """Runs one step from the script's values; returns the tensors `names` of it ("worker_0/x:0")."""
-        with self.session as session:
-            session.run([self._assign, self._initializers])
+        with self.session:
+            self.start()
             return self._run(batch, names, limit_ms)[2]
 
     def trace_once(self, batch: Batch, limit_ms: int = 60_000) -> dict[str, tuple[int, int]]:
         """Runs one step from the script's values; returns when each node began and ended ("worker_0/x"), in ns."""
         metadata = tf.compat.v1.RunMetadata()
-        with self.session as session:
-            session.run([self._assign, self._initializers])
+        with self.session:
+            self.start()
             self._run(batch, (), limit_ms, metadata)
         return {
             node.node_name: (began, began + node.op_end_rel_nanos)
@@ -302,7 +304,17 @@ class Session:
             for began in [node.all_start_nanos]
         }
 
-    def _step(self, batch: Batch, limit_ms: int) -> list[list[np.ndarray]]:
+    def start(self) -> None:
+        """Sets all variables to the script's values."""
+        self.session.run([self._assign, self._initializers])
+
+    @property
+    def reads(self) -> list[dict[str, tf.Tensor]]:
+        """The tensors that read the variables, by name, on each worker that holds them."""
+        return [{name: read for name, read in own.items() if read is not None} for own in self._read]
+
+    def step(self, batch: Batch, limit_ms: int = 60_000) -> list[list[np.ndarray]]:
+        """Runs one step; returns the outputs of each worker."""
         return self._run(batch, (), limit_ms)[0]
 
     def _run(
@@ -383,14 +395,17 @@ class Session:
             if v.handle in present
         }
 
-    def _proxies(self) -> Iterator[tuple[str, str]]:
-        """The handle of each worker's proxies, and the variable's name."""
+    def proxies(self) -> Iterator[tuple[str, str, ValueCode]]:
+        """The handle of each worker's proxies, the variable's name, and the code of the proxy's value."""
         for worker, step in enumerate(self.items):
             present = {node.name for node in step.graph_def.node}
             for variable in step.variables:
-                for copy in (f"autodist/cached_copy/{variable.handle}", f"autodist/local_copy/{variable.handle}"):
+                for suffix in (CACHED_COPY, LOCAL_COPY):
+                    copy = f"autodist{suffix}/{variable.handle}"
                     if copy in present:
-                        yield f"worker_{worker}/{copy}:0", variable.name
+                        encoding = step.slices[variable.name].copy(suffix).encoding
+                        code = ValueCode.of(encoding, variable.shape, variable.dtype)
+                        yield f"worker_{worker}/{copy}:0", variable.name, code
 
     def _read_own(self, worker: int, name: str, handle: tf.Tensor) -> tf.Tensor | None:
         """The value of a variable, if this worker holds it."""

@@ -74,9 +74,9 @@ def classifier():
     return capture(step, *BATCHES[0]), loss_of
 
 
-def final_loss(compressor):
+def final_loss(compressor, **servers):
     captured, loss_of = classifier()
-    trained = train(captured, plan(captured.step, 2, compressor=compressor), BATCHES)
+    trained = train(captured, plan(captured.step, 2, compressor=compressor, **servers), BATCHES)
     weights = [trained.variable(name) for name in ("hidden", "hidden_bias", "output", "output_bias")]
     return float(loss_of(weights, INPUTS, LABELS))
 
@@ -90,6 +90,14 @@ def uncompressed():
 def test_training_comes_to_the_loss_of_the_uncompressed_run(name):
     assert uncompressed() < 0.25  # it has learned: 1.6 is a guess
     assert final_loss(COMPRESSORS[name]) <= uncompressed() * (1 + MARGIN[name])
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8", "float8"])
+def test_training_with_rounded_values_comes_to_the_loss_of_exact_ones(name):
+    owners = {"hidden": 0, "hidden_bias": 0, "output": 1, "output_bias": 1}
+    rounded = COMPRESSORS[name].to_message()
+    loss = final_loss(None, owners=owners, local_proxy=True, value_compressor=rounded)
+    assert loss <= uncompressed() * (1 + MARGIN[name])
 
 
 @pytest.mark.parametrize("name", ["power_sgd", "top_k"])

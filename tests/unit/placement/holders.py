@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autodist.placement.group import Group
-from autodist.placement.holder import Holder
+from autodist.placement.holder import Copy, Holder
 from autodist.placement.partitioning import Partitioning
 
 Owners = Sequence[int | tuple[int, ...] | None]
@@ -24,13 +24,15 @@ def held_by(
         shape: of the value.
         owners: for each slice, the worker or workers that hold it; None: all `workers`.
         partitioning: None: the value is whole.
-        copies: for each slice, suffixes of cached copies.
+        copies: for each slice, suffixes of copies, which have its value.
     """
     groups = [
         Group.all_workers(workers) if one is None else Group.of_workers(one if isinstance(one, tuple) else (one,))
         for one in owners
     ]
     if partitioning is None:
-        return Holder.whole(shape, groups[0], *copies)
+        return Holder.whole(shape, groups[0], *(map(Copy, some) for some in copies))
     found = Holder.partitioned(shape, partitioning, groups)
-    return found.with_copies("", {one.name: some for one, some in zip(found.slices, copies, strict=False)})
+    return found.with_copies(
+        "", {one.name: list(map(Copy, some)) for one, some in zip(found.slices, copies, strict=False)}
+    )

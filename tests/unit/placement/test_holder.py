@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.placement.group import Group
-from autodist.placement.holder import Holder
+from autodist.placement.holder import Copy, Holder
 from autodist.placement.partitioning import Partitioning
 from tests.unit.placement.holders import held_by
 
@@ -22,7 +22,7 @@ def test_a_whole_value_is_one_slice_and_has_no_partitioning():
 def test_every_worker_holds_a_value_of_all_workers_and_nobody_owns_it():
     holder = held_by((4, 6))
     assert holder.is_everywhere and holder.slices[0].owner is None
-    assert not holder.with_copies("v", {"v": ["/proxy"]}).is_everywhere
+    assert not holder.with_copies("v", {"v": [Copy("/proxy")]}).is_everywhere
 
 
 @given(st.integers(0, 2), st.lists(st.integers(1, 5), min_size=1, max_size=6))
@@ -37,8 +37,8 @@ def test_the_partitioning_and_the_shape_follow_from_the_slices(axis: int, sizes:
 
 def test_copies_and_groups_are_set_by_the_full_name_of_a_slice():
     holder = held_by((4, 6), [0, 1], Partitioning(0, (1, 3)))
-    copied = holder.with_copies("v", {"v/shard_1": ["/proxy"]})
-    assert [one.copies for one in copied.slices] == [(), ("/proxy",)]
+    copied = holder.with_copies("v", {"v/shard_1": [Copy("/proxy")]})
+    assert [one.copies for one in copied.slices] == [(), (Copy("/proxy"),)]
     assert copied.without_copies() == holder
     assert holder.with_copies_of(copied) == copied
     assert held_by((4, 6)).with_copies_of(copied) == held_by((4, 6))

@@ -74,7 +74,9 @@ def test_values_of_several_holders_go_to_each_of_them():
     ]
     listing = Listing.of(held, range(4))
     assert link_bytes(listing) == {(0, worker): 1024 for worker in (1, 2, 3)}
-    assert [part.names_on(worker) for part, worker in zip(listing.parts, range(4), strict=True)] == [
+    assert [
+        [held.suffix for held in part.held_by(worker)] for part, worker in zip(listing.parts, range(4), strict=True)
+    ] == [
         ["v0"],
         ["v0"],
         ["v1"],

@@ -52,7 +52,7 @@ BUILDERS = [
     PartitionedAR(chunk_size=3, **NO_MINIMUM),
     RandomAxisPartitionAR(max_shards=3, seed=5, **NO_MINIMUM),
     ShardedAllReduce(**NO_MINIMUM),
-    ShardedAllReduce(min_partition_bytes=100),
+    ShardedAllReduce(min_partition_bytes=100, value_compressor=Int8(block=8)),
     FSDP(**NO_MINIMUM),
     OverrideVariables(PartitionedPS(**NO_MINIMUM), (Override("v0", UseParameterServer(partition=Partition(0, 1))),)),
 ]

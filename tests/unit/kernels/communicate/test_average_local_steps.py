@@ -15,6 +15,7 @@ from autodist.errors import StrategyError
 from autodist.graph.step import EXAMPLES
 from autodist.kernels import Context, rewrite
 from autodist.proto import strategy_pb2
+from autodist.runs.memory_needs import held_bytes
 from autodist.synchronizers import LocalSteps
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import Batch, Session, Trained, capture, one_device, plan, rewritten, train
@@ -141,6 +142,22 @@ def test_variables_may_have_different_numbers_of_local_steps():
         result.variable(name)  # equal on both workers after six steps
 
 
+def test_a_variable_belongs_to_the_outer_step_of_the_first_program_that_trains_it():
+    captured = capture(make_step(Choices("mean", "sgd", False, False, False)), *make_batches(1, [2])[0])
+    strategy = plan(captured.step, 2, local={"table": DILOCO, "kernel": DILOCO, "gain": DILOCO})
+    first = rewrite(captured.step, Context(strategy, 0))
+    [(key, outer)] = first.outer_steps.items()
+    assert len(outer.variables) == 3
+    of_kernel = dict.fromkeys(outer.variables[1:2], key)
+    later = rewrite(captured.step, Context(strategy, 0, outer_steps=of_kernel))
+    [(other, rest)] = later.outer_steps.items()
+    assert other != key and rest.variables == (outer.variables[0], outer.variables[2])
+    counts = {name for name in later.initializers if name.endswith("/examples")}
+    assert counts == {f"local_steps/{one}/examples" for one in (key, other)}  # its examples count for both
+    last = rewrite(captured.step, Context(strategy, 0, outer_steps=dict.fromkeys(outer.variables, key)))
+    assert not last.outer_steps and f"local_steps/{key}/examples" in last.initializers
+
+
 def test_steps_send_nothing_and_outer_steps_send_the_variables():
     step = make_step(Choices("mean", "adam", True, False, True))
     captured = capture(step, *make_batches(1, [4])[0])
@@ -241,3 +258,16 @@ def test_no_batch_counts_replicas():
     strategy = plan(captured.step, 2, local={"weight": AVERAGE})
     assert EXAMPLES.partition(":")[0] not in {n.name for n in rewritten(captured, strategy)[0].graph_def.node}
     np.testing.assert_allclose(train(captured, strategy, [(), ()]).variable("weight"), 0.8**2)
+
+
+@pytest.mark.parametrize("local", [DILOCO, AVERAGE])
+def test_the_forecast_of_memory_counts_copies_and_momentum(local):
+    captured = capture(make_step(Choices("mean", "adam", False, False, False)), *make_batches(1, [2])[0])
+    strategy = plan(captured.step, 2, local=dict.fromkeys(TRAINED, local))
+    for worker, step in enumerate(rewritten(captured, strategy)):
+        stored = {node.attr["shared_name"].s: node.attr for node in step.graph_def.node if node.op == "VarHandleOp"}
+        sizes = [
+            tf.TensorShape(one["shape"].shape).num_elements() * tf.as_dtype(one["dtype"].type).size
+            for name, one in stored.items() if not name.endswith(b"/examples")
+        ]  # fmt: skip
+        assert held_bytes(step, strategy, 2)[worker] == sum(sizes)

@@ -16,6 +16,7 @@ from autodist.graph.step import PlacedStep
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
 from autodist.kernels.communicate import value_messages
 from autodist.kernels.plan import CACHED_COPY
+from autodist.placement.holder import Copy
 from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
 from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
@@ -192,7 +193,7 @@ def test_a_loop_that_takes_a_partitioned_variable_reads_the_copies_of_its_shards
 def test_a_step_that_its_strategy_does_not_cover_refreshes_the_copies_that_other_steps_read():
     weight = tf.Variable(np.ones(2), name="weight")
     captured = capture(lambda: weight.assign(weight * 0.5))
-    holder = held_by((2,), [1]).with_copies("weight", {"weight": (CACHED_COPY,)})
+    holder = held_by((2,), [1]).with_copies("weight", {"weight": [Copy(CACHED_COPY)]})
     placed = replace(captured.step, holders={"weight": holder})
     empty = plan(captured.step, 2, 1)
     assert not empty.nodes

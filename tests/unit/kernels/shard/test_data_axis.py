@@ -12,6 +12,7 @@ from autodist.kernels.place.gather_layers import GATHER
 from autodist.kernels.plan import CACHED_COPY
 from autodist.kernels.shard.holders import HoldInRows
 from autodist.options.fields import OptionError
+from autodist.placement.holder import Copy
 from autodist.sharding import Axis, Mesh
 from autodist.strategies.mesh_data import owners_in_rows
 from tests.unit.kernels.in_one_process import on_mesh
@@ -120,10 +121,10 @@ def test_slots_are_in_slices_and_each_place_reads_its_own_copy_of_the_value():
             ((0, 0), (3, 8), (0, 1)),
             ((3, 0), (3, 8), (2, 3)),
         ]
-    assert {one.copies for one in step.holders["w1"].slices} == {(CACHED_COPY,)}
+    assert {one.copies for one in step.holders["w1"].slices} == {(Copy(CACHED_COPY),)}
     assert {one.copies for one in step.holders["m1"].slices} == {()}
     later = replace(model.captured.step, holders=step.holders)
-    assert HoldInRows().apply(later, Context(strategy, 1)).holders["w1"].slices[0].copies == (CACHED_COPY,)
+    assert HoldInRows().apply(later, Context(strategy, 1)).holders["w1"].slices[0].copies == (Copy(CACHED_COPY),)
     assert not any(GATHER in node.attr for node in step.graph_def.node)
     assert any(node.name.startswith("autodist/cached_copy/") for node in step.graph_def.node)
 
