@@ -14,7 +14,7 @@ from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike
 
-Lossy = Literal["compressor", "staleness"]
+Lossy = Literal["compressor", "INT8", "FLOAT8", "local_steps", "staleness"]
 
 
 @register
@@ -37,7 +37,8 @@ class Auto(StrategyBuilder):
     Networks" (FlexFlow), MLSys 2019, for the choice by a simulated step.
 
     Attributes:
-        allow: kinds of plans that change the result of training: "compressor" (gradients in bfloat16), "staleness"
+        allow: kinds of plans that change the result of training: "compressor" (gradients in bfloat16), "INT8" and
+            "FLOAT8" (gradients, or the gathered values of ShardedAllReduce), "local_steps" (DiLoCo), "staleness"
             (values that are one step old). Default: only plans with the result of one device.
         builders: names of further builders to compare, such as a script's own.
         save_as: path of a YAML file for the chosen strategy, with a pattern for each variable. The chief writes it when

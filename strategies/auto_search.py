@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from autodist import synchronizers
 from autodist.compressors import Compressor
 from autodist.errors import StrategyError
 from autodist.logs.formatting import counted, readable_bytes
@@ -17,6 +18,7 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.all_reduce import AllReduce
 from autodist.strategies.base import BuildsStrategy, make_strategy, workers_with_replicas
 from autodist.strategies.build_strategy import call_builder
+from autodist.strategies.diloco import DiLoCo
 from autodist.strategies.fsdp import FSDP
 from autodist.strategies.loads import worker_bandwidths
 from autodist.strategies.nodes import pieces
@@ -86,6 +88,12 @@ class Plan:
         """True if it does not have the result of one device."""
         return any(map(_is_lossy, self.nodes.values()))
 
+    @property
+    def is_changeable(self) -> bool:
+        """True if single variables may be changed: not if all are gathered by layer, or any makes local steps."""
+        ways = (one for node in self.nodes.values() for one in synchronizers_of(node))
+        return not self.prefetch and not any(isinstance(one, synchronizers.AllReduce) and one.local for one in ways)
+
     def with_tables(self, other: Plan) -> Plan:
         """Returns the plan with the nodes of another one for the sparse variables."""
         name = self.name if self.name == other.name else f"{self.name}, tables by {other.name}"
@@ -149,7 +157,7 @@ class _Search:
             raise StrategyError(self._no_fit(plans))
         best = min(fitting, key=lambda plan: plan.prediction.seconds * (1 + LOSSY_GAIN * plan.is_lossy))
         alternatives = self._alternatives(plans)
-        if not best.prefetch:
+        if best.is_changeable:
             best = self._improved(best, alternatives)
         return self._strategy(best, plans, alternatives)
 
@@ -168,6 +176,8 @@ class _Search:
             for of_tables in OF_TABLES:
                 if dense or name == of_tables:
                     yield own.with_tables(self._plan(of_tables, self._built(BUILDERS[of_tables], tables, rest)))
+        if "local_steps" in self._allow:  # of all variables: one update may need the gradients of several
+            yield self._plan("DiLoCo", self._built(DiLoCo(), self._by_name, self._spec))
         for name in self._more:
             strategy = call_builder(find_builder(name)(), self._graph_item, self._spec)
             if strategy.HasField("mesh") or strategy.HasField("pipeline"):
@@ -199,6 +209,11 @@ class _Search:
             builders["PS"] = PS(owner=fastest)
         if "compressor" in self._allow:
             builders["AllReduce in bfloat16"] = AllReduce(compressor=Compressor.named("BFLOAT16")())
+        for kind in ("INT8", "FLOAT8"):
+            if kind in self._allow:
+                compressor = Compressor.named(kind)()
+                builders[f"AllReduce in {kind}"] = AllReduce(compressor=compressor)
+                builders[f"ShardedAllReduce, values in {kind}"] = ShardedAllReduce(value_compressor=compressor)
         if "staleness" in self._allow:
             builders["PSLoadBalancing, one step old"] = PSLoadBalancing(staleness=1)
         return builders
@@ -257,10 +272,10 @@ class _Search:
     # -- single variables ------------------------------------------------------------------------------------------
 
     def _alternatives(self, plans: Sequence[Plan]) -> dict[str, list[strategy_pb2.VariableNode]]:
-        """Returns the different nodes of each variable in the plans, without those that are gathered by layer."""
+        """Returns the different nodes of each variable in the plans whose variables may be changed one at a time."""
         found: dict[str, dict[bytes, strategy_pb2.VariableNode]] = {name: {} for name in self._by_name}
         for plan in plans:
-            if not plan.prefetch:
+            if plan.is_changeable:
                 for name, node in plan.nodes.items():
                     found[name].setdefault(node.SerializeToString(deterministic=True), node)
         return {name: list(nodes.values()) for name, nodes in found.items()}

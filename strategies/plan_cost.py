@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
+from types import MappingProxyType
 
 import numpy as np
 
-from autodist.compressors import Dense
+from autodist.compressors import Compressor, Dense
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import workers_with_replicas
@@ -25,7 +26,7 @@ from autodist.strategies.network_model import NetworkModel
 from autodist.strategies.nodes import pieces
 from autodist.strategies.subgroups import BUCKET_BYTES, choose_subgroups, group_of, sum_cost
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import AllReduce, ParameterServer, Subgroups, partitioning_of
+from autodist.synchronizers import AllReduce, LocalSteps, ParameterServer, Subgroups, partitioning_of
 from autodist.synchronizers.traffic import INDEX_BYTES
 
 Load = np.ndarray
@@ -53,6 +54,10 @@ HANDLING = 0.9e-3
 """Assumed seconds from the arrival of a message to the operation that uses it, and on to the next message. The model
 `tiny` of `scripts/bench.py --only auto` shows it: a step that waits for two messages takes as much longer."""
 
+CODE_TIME = MappingProxyType({"INT8": 10e-9, "FLOAT8": 50e-9})
+"""Assumed seconds in which a worker encodes and decodes an element, by compressor; others only copy it. Measured as
+processor time of one core."""
+
 ROWS = 1000
 """Assumed rows of a table that a worker's batch touches, if no batch is known."""
 
@@ -72,6 +77,9 @@ class Row(enum.IntEnum):
     LARGE = enum.auto()  # tensors that travel alone between this owner and each other computing worker
     SMALL = enum.auto()  # bytes of tensors that share messages between this owner and each other computing worker
     TABLES = enum.auto()  # messages of rows to each other computing worker
+    OUTER = enum.auto()  # bytes that outer steps sum
+    OUTER_TIMES = enum.auto()  # the same, multiplied by the number of steps from one outer step to the next
+    OUTER_SENT = enum.auto()  # bytes that a worker sends to all others in outer steps, divided by that number
 
 
 class Column(enum.IntEnum):
@@ -282,6 +290,9 @@ class CostModel:
         """Yields the entries of a variable, or a shard, whose gradient is all-reduced."""
         piece, count = one.piece, self._count
         update = self.facts.updates[one.variable.name] * one.share
+        if way.local is not None:
+            yield from self._averaged(one, way, way.local, update)
+            return
         if piece.is_sparse:
             touched, indices = self._touched(one)
             sent = (touched + indices) * (count - 1)
@@ -292,11 +303,26 @@ class CostModel:
         else:
             sent = float(way.compressor.bytes_sent(Dense(piece.shape, piece.element_bytes), count))
             yield Row.SUMMED, Column.COMPUTING, float(way.dense_bytes(piece))
-            yield Row.WORK, Column.COMPUTING, update + 2 * sent / COPY_RATE  # packs and adds up
+            code = _code_time(way.compressor, piece)
+            yield Row.WORK, Column.COMPUTING, update + 2 * sent / COPY_RATE + code  # packs and adds up
             yield Row.HELD, Column.COMPUTING, float(piece.byte_size)
         yield Row.TO_ALL, Column.COMPUTING, sent
         yield Row.HELD, Column.ALL, piece.byte_size + self._slots(one)
         yield self._bin(one.variable), Column.COMPUTING, sent
+
+    def _averaged(self, one: _Piece, way: AllReduce, local: LocalSteps, update: float) -> Iterator[Entry]:
+        """Yields the entries of a variable, or a shard, that makes local steps."""
+        piece, size = one.piece, float(one.piece.byte_size)
+        sent = float(way.compressor.bytes_sent(Dense(piece.shape, piece.element_bytes), self._count))
+        summed = float(way.compressor.encoded_bytes(Dense(piece.shape, piece.element_bytes)))
+        outer = 2 * sent / COPY_RATE + 4 * size / UPDATE_RATE + _code_time(way.compressor, piece)
+        yield Row.WORK, Column.COMPUTING, update + outer / local.steps
+        yield Row.OUTER, Column.COMPUTING, summed
+        yield Row.OUTER_TIMES, Column.COMPUTING, summed * local.steps
+        yield Row.OUTER_SENT, Column.COMPUTING, sent / local.steps
+        copies = 2 if local.outer_momentum else 1
+        yield Row.HELD, Column.ALL, (1 + copies) * size + self._slots(one)
+        yield Row.HELD, Column.COMPUTING, self._touched(one)[0] if piece.is_sparse else size
 
     def _served(self, one: _Piece, way: ParameterServer) -> Iterator[Entry]:
         """Yields the entries of a variable, or a shard, that one worker owns."""
@@ -310,7 +336,8 @@ class CostModel:
             yield Row.WORK, Column.COMPUTING, rows_time * (1 if way.local_proxy else 2)
         else:
             yield Row.WORK, owner, update + size * others / COPY_RATE
-            yield Row.WORK, Column.COMPUTING, size / COPY_RATE  # the value that arrives
+            code = _code_time(way.value_compressor, piece)
+            yield Row.WORK, Column.COMPUTING, size / COPY_RATE + code  # the value that arrives
             yield Row.WORK, owner, -size / COPY_RATE * float(self._computes[way.owner])
         if way.synchrony.runs_ahead:  # the next step does not wait for it
             yield Row.GATHERED, owner, pushed + (way.value_bytes(piece) if way.local_proxy else touched)
@@ -374,11 +401,12 @@ class CostModel:
         to_owner, computes = load[Row.PUSHED] + load[Row.ASKED], self._computes
         from_owner = load[Row.PULLED] + load[Row.READ] + load[Row.GATHERED]
         others = self._count - computes
-        sent = load[Row.TO_ALL] + computes * (to_owner.sum() - to_owner) + from_owner * others
-        received = load[Row.TO_ALL] + computes * (from_owner.sum() - from_owner) + to_owner * others
+        to_all = load[Row.TO_ALL] + load[Row.OUTER_SENT]
+        sent = to_all + computes * (to_owner.sum() - to_owner) + from_owner * others
+        received = to_all + computes * (from_owner.sum() - from_owner) + to_owner * others
         return sent, received
 
-    def _messages(self, load: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    def _messages(self, load: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
         """Returns the messages and the peers of each worker, and the number of messages that wait for each other."""
         computes, count = self._computes, self._count
         own = load[Row.LARGE] + np.ceil(load[Row.SMALL] / PACK_BYTES)
@@ -386,13 +414,17 @@ class CostModel:
         owners = (own > 0).astype(float)
         calls = np.maximum(computes * (owners.sum() - owners), owners * (count - computes))
         messages += 2 * load[Row.TABLES] * (count - 1)
-        hops = 0
+        hops = 0.0
         if owners.any():
             hops = 4 if load[Row.READ].any() else 2
         if load[Row.SUMMED].any() or load[Row.TO_ALL].any():
             sums = self._sums(int(load[Row.SUMMED].max()))
             messages = messages + computes * sums.messages
             calls, hops = np.maximum(calls, computes * sums.calls), max(hops, sums.hops)
+        if load[Row.OUTER].any():  # once in some steps
+            outer, share = self._sums(int(load[Row.OUTER].max())), load[Row.OUTER].max() / load[Row.OUTER_TIMES].max()
+            messages = messages + computes * outer.messages * share
+            calls, hops = calls + computes * outer.calls * share, hops + outer.hops * share
         return messages, calls, hops
 
     def _sums(self, byte_size: int) -> _Sums:
@@ -421,7 +453,8 @@ class CostModel:
         before = self._wire(None, load[Row.ASKED], load[Row.READ])
         gathered = self._wire(None, None, load[Row.GATHERED])
         hidden = max(gathered - self.facts.seconds, 0.0)
-        return self._after_backward(load, early) + late + before + hidden
+        outer = self._wire(load[Row.OUTER_SENT], None, np.zeros_like(load[0]))
+        return self._after_backward(load, early) + late + before + hidden + outer
 
     def _to_all(self, load: np.ndarray) -> np.ndarray:
         """Returns the bytes that workers send to all others; in subgroups, fewer of a sum's bytes leave a machine."""
@@ -453,3 +486,8 @@ class CostModel:
         left = np.cumsum(sent[::-1])[::-1] / total * wire
         end = (ready + left)[sent > 0].max()
         return float(max(end - self.facts.seconds, 0.0))
+
+
+def _code_time(compressor: Compressor, piece: SyncedVariable) -> float:
+    """Returns the seconds in which a worker encodes and decodes a gradient or a value."""
+    return CODE_TIME.get(compressor.kind, 0.0) * piece.elements

@@ -90,7 +90,8 @@ class Recorder:
             if synchronizer.inexact is not None:
                 raise StrategyError(
                     f"{variable} {synchronizer.inexact}, so its training differs from that of one device, and there "
-                    "is nothing to verify. Verify the strategy with `sync: true`, `staleness: 0` and no compressor."
+                    "is nothing to verify. Verify the strategy with `sync: true`, `staleness: 0`, no compressor and no "
+                    "local steps."
                 )
         if strategy.pipeline.stages:
             self._stages, self._micro_batches = len(strategy.pipeline.stages), len(strategy.graph_config.replicas)

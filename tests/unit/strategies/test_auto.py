@@ -115,6 +115,40 @@ def test_no_memory_for_any_plan_says_what_is_missing(step, cluster):
     assert "recompute" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "allow, inexact",
+    [
+        ((), set()),
+        (("INT8",), {"INT8"}),
+        (("FLOAT8",), {"FLOAT8"}),
+        (("local_steps",), {"averaged"}),
+        (("INT8", "local_steps", "staleness"), {"averaged"}),
+    ],
+)
+def test_what_saves_most_bytes_is_chosen_over_a_slow_link_if_it_is_allowed(step, cluster, allow, inexact):
+    planned, machines = step({f"w{k}": (512, 512) for k in range(4)}), cluster(2).with_measurements(measured(SLOW))
+    strategy = Auto(allow=allow).build(planned, machines)
+    check_strategy(strategy, planned, machines)
+    used = [one for node in strategy.nodes for one in synchronizers_of(node)]
+    assert {word for word in ("INT8", "FLOAT8", "averaged") if any(word in one.text for one in used)} == inexact
+    assert all(one.inexact is not None for one in used) == bool(allow)
+
+
+def test_local_steps_are_not_chosen_where_nothing_waits(step, cluster):
+    planned, machines = step({"w": (8, 8)}), cluster(2).with_measurements(measured(FAST, seconds=10.0))
+    strategy = Auto(allow=("INT8", "FLOAT8", "local_steps")).build(planned, machines)
+    assert all(one.inexact is None for node in strategy.nodes for one in synchronizers_of(node))
+
+
+def test_local_steps_predict_an_outer_step_divided_by_their_number(step, cluster):
+    planned, machines = step({f"w{k}": (512, 512) for k in range(4)}), cluster(2).with_measurements(measured(SLOW))
+    strategy = Auto(allow=("local_steps",), builders=("AllReduce",)).build(planned, machines)
+    by_name = {one.name: one for one in strategy.choice.alternatives}
+    assert by_name["DiLoCo"].sent == pytest.approx(by_name["AllReduce"].sent / 64)
+    assert by_name["DiLoCo"].held == by_name["AllReduce"].held + 2 * 4 * MIB  # a copy and the momentum
+    assert by_name["DiLoCo"].seconds < by_name["AllReduce"].seconds - 3.0  # 4 MiB at 1.25 MB/s take 3.4 s
+
+
 def test_lossy_plans_only_if_they_are_allowed(step, cluster):
     planned = step({"w": (1024, 1024)})
     machines = cluster(2).with_measurements(measured(SLOW))

@@ -111,7 +111,7 @@ def test_values_that_a_session_sets_reach_the_cached_copies(local_proxy):
         (task_of_device(node.device), node.attr["shared_name"].s) for node in step.graph_def.node
         if node.name in written
     }  # fmt: skip
-    proxies = {(worker, b"session/gain/cached_copy") for worker in range(3)} if local_proxy else set()
+    proxies = {(worker, b"session/gain/cached_copy") for worker in (0, 2)} if local_proxy else set()
     assert places == {(1, b"session/gain")} | proxies
 
 

@@ -25,7 +25,8 @@ CUT = Partitioning(0, (2, 3, 1))
 BATCHES = [(RNG.normal(size=(n, 6)),) for n in (7, 1, 4, 9, 5)]
 
 
-def loss_of(kernel, bias, scale, x):
+def loss_of(values, x):
+    kernel, bias, scale = values
     return tf.reduce_mean(tf.reduce_sum(tf.tanh(x @ kernel + bias) ** 2, 1)) * scale**2
 
 
@@ -34,7 +35,7 @@ def linear_step():
 
     def step(x):
         with tf.GradientTape() as tape:
-            loss = loss_of(*variables, x)
+            loss = loss_of(variables, x)
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(RATE * gradient)
         return loss
@@ -74,7 +75,7 @@ def on_one_device(compressor, batches):
     for (x,) in batches:
         used = {name: tf.Variable(value) for name, value in as_copies(compressor, values).items()}
         with tf.GradientTape() as tape:
-            loss = loss_of(*used.values(), x)
+            loss = loss_of(list(used.values()), x)
         gradients = tape.gradient(loss, used)
         values = {name: values[name] - RATE * gradients[name].numpy() for name in values}
         losses.append(loss.numpy())
@@ -151,7 +152,7 @@ def shared_read_step(is_derived):
         with tf.GradientTape() as tape:
             read = tf.convert_to_tensor(bias)
             used = read / 2 + read / 2 if is_derived else read
-            loss = loss_of(kernel, used, scale, x)
+            loss = loss_of([kernel, used, scale], x)
         by_kernel, by_bias, by_scale = tape.gradient(loss, variables)
         kernel.assign_sub(RATE * by_kernel)
         bias.assign(used - RATE * by_bias)

@@ -121,10 +121,12 @@ def test_slots_are_in_slices_and_each_place_reads_its_own_copy_of_the_value():
             ((0, 0), (3, 8), (0, 1)),
             ((3, 0), (3, 8), (2, 3)),
         ]
-    assert {one.copies for one in step.holders["w1"].slices} == {(Copy(CACHED_COPY),)}
+    assert {one.copies for one in step.holders["w1"].slices} == {(Copy(CACHED_COPY, is_at_owner=False),)}
     assert {one.copies for one in step.holders["m1"].slices} == {()}
     later = replace(model.captured.step, holders=step.holders)
-    assert HoldInRows().apply(later, Context(strategy, 1)).holders["w1"].slices[0].copies == (Copy(CACHED_COPY),)
+    assert HoldInRows().apply(later, Context(strategy, 1)).holders["w1"].slices[0].copies == (
+        Copy(CACHED_COPY, is_at_owner=False),
+    )
     assert not any(GATHER in node.attr for node in step.graph_def.node)
     assert any(node.name.startswith("autodist/cached_copy/") for node in step.graph_def.node)
 
