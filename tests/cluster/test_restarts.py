@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from tests.cluster.hosts import LoopbackHosts
 from tests.cluster.runs import MARK
+from tests.cluster.test_encryption import forwarding_to
 from tests.cluster.trainings import Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -143,6 +146,34 @@ keep(values=variable.numpy(), expected=beside.numpy(), replicas=ad.num_replicas)
     assert f"{address} is left out (`min_nodes` is 1), and the run starts from the checkpoint of step 4 on 1 node" in (
         run.stderr
     )
+
+
+@pytest.mark.ssh
+def test_all_start_again_where_the_connection_that_carries_encrypted_traffic_breaks(tmp_path: Path) -> None:
+    script = """
+step = made(beside)
+for number in range(7):
+    step(batch(number))
+keep(values=variable.numpy(), expected=beside.numpy(), replicas=ad.num_replicas)
+"""
+    waits = (
+        "if me == 1 and number == 5 and not start: note('at'); wait_for('never', 600)\n    step(batch(number))\n    if"
+    )
+    train = GLOBAL + TRAIN.replace("step(batch(number))\n    if", waits)
+    (tmp_path / "hosts").mkdir()
+    mark = secrets.token_hex(8)
+    with LoopbackHosts(tmp_path / "hosts", 1, {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1"}) as hosts:
+        spec = hosts.spec(cpus=[0]) | {"max_restarts": 1, "encrypt": "ssh", "transport": "openssh"}
+        (tmp_path / "run").mkdir()
+        with Training(tmp_path / "run", train + script, spec, mark=mark) as run:
+            run.wait_for_note("at", START)
+            os.kill(forwarding_to(run, hosts.hosts[0].address), signal.SIGKILL)
+            assert run.wait(3 * START) == 0, run.stderr
+            run.assert_gone()
+            kept = run.kept(0)
+    assert kept["replicas"] == 2
+    np.testing.assert_allclose(kept["values"], kept["expected"], rtol=1e-14)
+    assert "restart 1 of 1, in 1 s)" in run.stderr and "carries its traffic broke" in run.stderr, run.stderr
 
 
 FIT = """
