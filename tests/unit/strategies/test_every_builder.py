@@ -40,8 +40,7 @@ NO_MINIMUM = {"min_partition_bytes": 0}
 
 BUILDERS = [
     AllReduce(chunk_size=2),
-    Auto(allow=("compressor", "staleness")),
-    Auto(allow=("INT8", "FLOAT8", "local_steps", "staleness")),
+    Auto(allow=("compressor", "INT8", "FLOAT8", "local_steps", "staleness")),
     DiLoCo(local_steps=3, outer_momentum=0.5, compressor=Int8()),
     PS(sync=False, staleness=2),
     PSLoadBalancing(local_proxy_variable=True),
