@@ -5,6 +5,7 @@
     python scripts/bench.py --only links                    # slow links, which are not part of everything; 20 minutes
     python scripts/bench.py --only encryption               # the part of it that compares `encrypt: ssh` with none
     python scripts/bench.py --only frameworks               # JAX and PyTorch in environments of their own; half an hour
+    python scripts/bench.py --only recovery --image 32      # the loss of a worker; with small images, 5 minutes
     python scripts/bench.py --only auto                     # the choices of Auto, against all builders; two hours
     python scripts/bench.py --only paper --json paper.json  # keeps the results, for scripts/plots.py
 
@@ -47,6 +48,8 @@ from bench.machine import made_with
 from bench.memory import MODELS as MEMORY_MODELS
 from bench.memory import compare_memory
 from bench.on_paper import compare_on_paper
+from bench.recovery import MODELS as RECOVERY_MODELS
+from bench.recovery import compare_recovery
 from bench.rewriting import compare_rewriting
 
 GROUPS = {
@@ -62,6 +65,7 @@ GROUPS = {
     "rewrite": "rewriting",
     "memory": "the script alone, peak memory",
     "checkpoint": "the disk itself, or a step without a save",
+    "recovery": "the first start of the same run",
     "growth": "the most it may take, or one of two workers",
     "paper": "two workers, on paper",
     "links": "MultiWorkerMirroredStrategy, 2 workers, a slow link",
@@ -69,7 +73,7 @@ GROUPS = {
     "frameworks": "Keras on JAX, or PyTorch",
     "auto": "the best of the reference plans, or the measured time",
 }
-ON_REQUEST = ("links", "encryption", "frameworks", "auto")
+ON_REQUEST = ("links", "encryption", "frameworks", "auto", "recovery")
 """Groups that are not part of everything."""
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
@@ -119,6 +123,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", action="append", help="a model; may be repeated")
     parser.add_argument("--steps", type=int, default=10, help="steps timed in a turn (default 10)")
     parser.add_argument("--repeat", type=int, default=5, help="turns of each side (default 5)")
+    parser.add_argument("--image", type=int, default=96, help="width of ResNet50's images in recovery (default 96)")
     parser.add_argument(
         "--json", type=pathlib.Path, help="a file for the results and the conditions of the measurement"
     )
@@ -148,6 +153,10 @@ def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
     for group, model, name, measure in single:
         if _is_selected(arguments, group, model):
             yield Measurement(name, measure)
+    for model in RECOVERY_MODELS:
+        if _is_selected(arguments, "recovery", model):
+            recovery = partial(compare_recovery, model, arguments.repeat, arguments.image)
+            yield Measurement(f"{model}: recovery", lambda recovery=recovery: [recovery()])
     yield from _over_links(arguments, length)
     for cell in cells():
         if _is_selected(arguments, "auto", cell.model):

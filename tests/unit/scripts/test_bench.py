@@ -25,7 +25,7 @@ def program() -> Any:
 
 
 def measured(program: Any, **chosen: Any) -> list[str]:
-    arguments = argparse.Namespace(**{"only": None, "model": None, "repeat": 1, "steps": 1} | chosen)
+    arguments = argparse.Namespace(**{"only": None, "model": None, "repeat": 1, "steps": 1, "image": 96} | chosen)
     return [one.name for one in program._measurements(arguments)]
 
 
