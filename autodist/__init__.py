@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from autodist.versions import VERSION, check_versions
@@ -32,6 +33,11 @@ def _complete_keras() -> None:
 
 
 once_imported("keras.src.distribution.distribution_lib", _complete_keras)  # now: meshes come before AutoDist(…)
+
+if os.environ.get("AUTODIST_EARLY_LAUNCH"):  # now: the script may need seconds for other imports
+    from autodist.runs.early_launch import launch_early
+
+    launch_early()
 
 _WHERE = {
     "AutoDist": "autodist.api",

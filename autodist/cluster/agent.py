@@ -35,6 +35,7 @@ from autodist.cluster.protocol import (
     Inspect,
     Leaving,
     Lost,
+    Membership,
     Message,
     Progress,
     ProgressRequest,
@@ -184,7 +185,7 @@ class Agent:
                 self._start(message)
             case ProgressRequest(is_starting=True) if self._script is not None:
                 self._answer_for(self._script)
-            case Release() | ProgressRequest() | ChiefText() | ChiefWaits() if self._script is not None:
+            case Membership() | Release() | ProgressRequest() | ChiefText() | ChiefWaits() if self._script is not None:
                 self._script.send_to_script(message)
             case Stop():
                 return False

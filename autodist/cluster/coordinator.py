@@ -33,7 +33,7 @@ from autodist.cluster.server_network import ServerNetwork
 from autodist.cluster.stalls import SAME_STEPS
 from autodist.cluster.worker_connection import WorkerConnection, WorkerGroup
 from autodist.errors import ClusterError, WorkerFailedError
-from autodist.resources import ResourceSpec
+from autodist.resources import ResourceSpec, Worker
 from autodist.waits import Condition
 
 _log = logging.getLogger("autodist.cluster")
@@ -102,6 +102,7 @@ class Coordinator:
         self._lost: list[Ending] = []
         self._sending = threading.Lock()  # worker clients receive messages in order, and after `Start`
         self._deferred: list[Message] = []
+        self._have_scripts_started = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -147,28 +148,42 @@ class Coordinator:
             raise
 
     def start(self, payload: bytes) -> None:
-        """Starts the script on every other worker, and monitors the workers from now on.
+        """Starts the script on every other worker, unless `start_scripts` has; monitors the workers from now on.
 
         Args:
             payload: bytes that every worker receives as `WorkerClient.payload`.
         """
-        script = self._script
-        on_preempt = self._spec.checkpoint is not None and self._spec.checkpoint.on_preempt
         with self._sending:
             for worker, connection in zip(self._workers[1:], self._group.connections, strict=True):
-                limits = self._spec.stop_timeout, self._spec.silence_timeout
-                addresses = self._network.addresses_for(worker.index)
-                membership = Membership(
-                    worker.index, worker.name, addresses, payload, *limits, script.pickled_code, on_preempt
-                )
-                access = self._network.admitted_to(worker.index), self._network.forwarded_to(worker.index)
-                environment = dict(script.environment)
-                connection.send(Start(script.arguments, script.directory, environment, membership, *access))
+                membership = self._membership(worker, payload)
+                connection.send(membership if self._have_scripts_started else self._start_message(worker, membership))
             self._group.send(*self._deferred)
             self._run()
         self._network.warn_of_open_ports()
         if self._group.connections:
             threading.Thread(target=self._supervise, name="autodist-supervisor", daemon=True).start()
+
+    def start_scripts(self) -> None:
+        """Starts the script on every other worker before `start`, for which the scripts wait when they use AutoDist.
+
+        A script that ends before counts as a failure from `start` on.
+        """
+        self._require_not_stopped()
+        with self._sending:
+            for worker, connection in zip(self._workers[1:], self._group.connections, strict=True):
+                connection.send(self._start_message(worker, self._membership(worker, b""), waits=True))
+            self._have_scripts_started = True
+
+    def _start_message(self, worker: Worker, membership: Membership, waits: bool = False) -> Start:
+        script, network = self._script, self._network
+        access = network.admitted_to(worker.index), network.forwarded_to(worker.index)
+        return Start(script.arguments, script.directory, dict(script.environment), membership, *access, waits)
+
+    def _membership(self, worker: Worker, payload: bytes) -> Membership:
+        on_preempt = self._spec.checkpoint is not None and self._spec.checkpoint.on_preempt
+        limits = self._spec.stop_timeout, self._spec.silence_timeout
+        addresses, code = self._network.addresses_for(worker.index), self._script.pickled_code
+        return Membership(worker.index, worker.name, addresses, payload, *limits, code, on_preempt)
 
     def _run(self) -> None:
         with self._changed:
@@ -376,7 +391,8 @@ class Coordinator:
         """Waits briefly for other endings with the same cause, unless the first cannot be caused by another one."""
         began = time.monotonic()
         self._changed.wait_for(
-            lambda: choose_cause(self._endings).is_lost or len(self._endings) == len(self._group.connections), _COLLECT
+            lambda: choose_cause(self._endings).is_first_cause or len(self._endings) == len(self._group.connections),
+            _COLLECT,
         )
         rest = began + _COLLECT_ECHOES - time.monotonic()
         self._changed.wait_for(

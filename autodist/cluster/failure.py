@@ -44,9 +44,14 @@ class Ending:
     is_lost: bool = False
 
     @property
+    def is_first_cause(self) -> bool:
+        """True if the end of another worker cannot have caused this end."""
+        return self.is_lost or self.reason == exit_reason(-signal.SIGKILL, joined=True, done=False)
+
+    @property
     def is_echo(self) -> bool:
         """True if TensorFlow reported the loss of another worker, whose end is then the better cause."""
-        return not self.is_lost and any(_ECHO.search(line) for line in self.last_lines)
+        return not self.is_first_cause and any(_ECHO.search(line) for line in self.last_lines)
 
     def error(self) -> WorkerFailedError:
         return WorkerFailedError(self.worker, self.reason, self.last_lines)

@@ -91,7 +91,8 @@ class LaunchedScript:
         reserved_port.release()
         self._pumps = [self._run(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_script: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.send_to_script(start.membership)
+        if not start.waits:
+            self.send_to_script(start.membership)
         self._run("client-writer", self._send_to_script)
         self._run("worker-client", self._read_from_script)
         self._watch = self._run("script", self._wait)

@@ -147,6 +147,7 @@ class Start(Message):
         admitted: IP addresses that may connect to the worker's server, in addition to the machine itself; None: no
             firewall is set.
         forwarded: ports of the machine that lead to the servers of other machines.
+        waits: True if the script starts early: its worker client waits for the membership of a later message.
     """
 
     arguments: tuple[_Text, ...]
@@ -155,11 +156,14 @@ class Start(Message):
     membership: Membership
     admitted: tuple[_Text, ...] | None = None
     forwarded: tuple[int, ...] = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True)
 class Membership(Message):
     """Agent to worker client, first message: the worker's identity and the settings of the run.
+
+    Coordinator to agent, too, for a script that was started early.
 
     Attributes:
         index: index of the worker.

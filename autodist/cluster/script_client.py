@@ -45,13 +45,12 @@ class ScriptClient(WorkerClient):
         self._control = control
         os.register_at_fork(after_in_child=self._leave_to_parent)
         self._lines = control.makefile("rb")
-        membership = decode(self._lines.readline())
-        assert isinstance(membership, Membership), "the agent's first message"
+        self._script_end = watch_script_end()
+        self._script_end.run_handlers_on_termination()
+        membership = self._read_membership()
         super().__init__(membership, reserved_port)
         self._stop_timeout = membership.stop_timeout
         self._timeout = HeartbeatTimeout(membership.silence_timeout)
-        self._script_end = watch_script_end()
-        self._script_end.run_handlers_on_termination()
         self._is_leaving, self._notice = Event(), PreemptionNotice()
         if membership.on_preempt:
             threading.Thread(target=self._report_leaving, name="autodist-leaving", daemon=True).start()
@@ -62,6 +61,20 @@ class ScriptClient(WorkerClient):
         self._send(Joined())
         threading.Thread(target=self._listen, name="autodist-worker-client", daemon=True).start()
         threading.Thread(target=self._watch_timeout, name="autodist-silence", daemon=True).start()
+
+    def _read_membership(self) -> Membership:
+        """Returns the agent's first message. A script that was started early waits for the chief's AutoDist here.
+
+        Raises:
+            ClusterError: the chief has ended the run before, without an agent that ends this process.
+        """
+        line = self._lines.readline()
+        if not line:
+            self._wait_while_agent_is_there()
+            raise ClusterError("The chief ended the run before this worker's script joined it; see the chief's output.")
+        membership = decode(line)
+        assert isinstance(membership, Membership), "the agent's first message"
+        return membership
 
     @staticmethod
     def from_environment() -> ScriptClient | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autodist.cluster.failure import is_of_machines
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 
 
@@ -68,6 +69,13 @@ class LostRun:
             return f"{error.worker} {error.reason}".rstrip(".")
         text = str(error).rstrip(".")
         return text[:1].lower() + text[1:]
+
+    @property
+    def is_of_machines(self) -> bool:
+        """True if a machine caused the failure: it was lost, goes away or could not be reached."""
+        return bool(self.away or self.leaving) or not (
+            isinstance(self.error, WorkerFailedError) and not is_of_machines(self.error)
+        )
 
     @property
     def place(self) -> str:

@@ -139,7 +139,8 @@ class Peers:
         """On the chief, starts the other workers, if there are any, in the background."""
         if self._worker_client is None and len(self._spec.workers) > 1 and not _joined and self._launch is None:
             under_way = WorkerLaunch.under_way(self._spec)
-            self._launch = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._startup, self._script)
+            start = self._spec, self._seed, self._payload, self._startup
+            self._launch = under_way or WorkerLaunch.take_early(*start) or WorkerLaunch(*start, self._script)
             self._launch.on_failure = self._on_failure
             self._launch.coordinator.on_leaving = self._on_leaving
 

@@ -20,8 +20,10 @@ from autodist.cluster.re_exec import cannot_re_exec, has_lost_input, re_exec_at_
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
+from autodist.runs.early_launch import environment_of, no_early_launch
 from autodist.runs.lost_run import LostRun
 from autodist.runs.node_choice import nodes_to_leave_out
+from autodist.runs.worker_launch import WorkerLaunch
 from autodist.strategies import BuildsStrategy
 from autodist.waits import Event
 
@@ -151,7 +153,7 @@ def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = 
         if lost.chief_leaves:
             watch_script_end().end_by(signal.SIGTERM)
         return
-    count, wait = earlier.count + 1, backoff(earlier.count + 1)
+    count, wait = earlier.count + 1, backoff(earlier.count + 1, lost.is_of_machines)
     left_out = nodes_to_leave_out(lost.leaving, spec, builder)
     log.warning(
         "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s%s",
@@ -161,7 +163,8 @@ def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = 
     )  # fmt: skip
     state = replace(earlier, count=count, fault=lost.fault, step=lost.step, left_out=left_out, joined=())
     Event().wait(wait)
-    start_again(state, lost)
+    are_known = not left_out and not lost.missing
+    start_again(state, lost, environment_of(spec, WorkerLaunch.current_script()) if are_known else None)
 
 
 def _format_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
@@ -177,12 +180,13 @@ def _leave_out(lost: LostRun, away: tuple[str, ...], spec: ResourceSpec, earlier
     start_again(replace(earlier, left_out=(*earlier.left_out, *away), joined=()), lost)
 
 
-def start_again(state: EarlierStarts, lost: LostRun) -> None:
+def start_again(state: EarlierStarts, lost: LostRun, early_launch: Mapping[str, str] | None = None) -> None:
     """Starts the script again at its end, from the last checkpoint of a run.
 
     Args:
         state: state for the next start, without what follows from the run: the seeds, the checkpoint, missing nodes.
         lost: the run.
+        early_launch: the environment of a start whose other workers are known; None: they follow from the script.
     """
     left_out = tuple(dict.fromkeys((*state.left_out, *lost.missing)))
     state = replace(
@@ -190,7 +194,7 @@ def start_again(state: EarlierStarts, lost: LostRun) -> None:
     )
     state = _without_checkpoint(state) if is_gone(lost.saved_as) else state  # logged by then
     try:
-        re_exec_at_the_end({VARIABLE: json.dumps(asdict(state))})
+        re_exec_at_the_end({VARIABLE: json.dumps(asdict(state)), **(early_launch or no_early_launch())})
     except OSError as error:
         log.error("not started again: %s. Leave the directory where the script was started.", error)
 
@@ -209,8 +213,17 @@ def is_gone(saved_as: str | None) -> bool:
     return saved_as is not None and not os.path.exists(f"{saved_as}.index")
 
 
-def backoff(count: int) -> float:
-    """Returns the seconds before a restart: a machine needs time to come back, and its processes must end."""
+def backoff(count: int, is_of_machines: bool) -> float:
+    """Returns the seconds before a restart: a machine needs time to come back, and its processes must end.
+
+    If all machines are there, all processes have ended, and the first restart comes at once.
+
+    Args:
+        count: number of this restart, from 1.
+        is_of_machines: True if the machine caused the failure.
+    """
+    if count == 1 and not is_of_machines:
+        return 0.0
     return min(_LONGEST_WAIT, _SHORTEST_WAIT * 2 ** (count - 1))
 
 

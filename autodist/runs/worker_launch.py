@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.script import Script
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs.startup_progress import StartupProgress
-from autodist.waits import join
+from autodist.waits import Event, join
 
 log = logging.getLogger("autodist")
 
@@ -25,6 +26,15 @@ _MOST_NAMES = 4
 _launches: list[WorkerLaunch] = []
 """Launches of this process that no AutoDist has made a step with; the last one is current."""
 
+_early: list[WorkerLaunch] = []
+"""The early launch of a restart, until an AutoDist takes it."""
+
+_SET_BY_IMPORTS = ("TF2_BEHAVIOR", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH", "TPU_ML_PLATFORM")
+"""Prefixes of the environment variables that the import of TensorFlow or Keras sets, on every worker."""
+
+_OF_EARLIER_STARTS = "AUTODIST_RESTARTS"
+"""Environment variable of the chief alone, which `restarts` reads."""
+
 
 class WorkerLaunch:
     """The launch of all workers except the chief, in a thread.
@@ -35,7 +45,7 @@ class WorkerLaunch:
     Args:
         spec: the machines.
         seed: seed of the run.
-        payload: start message for the workers.
+        payload: start message for the workers; None: `_take` sets it, and their scripts wait for it.
         startup: shows the progress of the start.
         script: what the workers run; None: the script of this process.
 
@@ -47,19 +57,62 @@ class WorkerLaunch:
     """
 
     def __init__(
-        self, spec: ResourceSpec, seed: int, payload: bytes, startup: StartupProgress, script: Script | None = None
+        self,
+        spec: ResourceSpec,
+        seed: int,
+        payload: bytes | None,
+        startup: StartupProgress,
+        script: Script | None = None,
     ) -> None:
         self._spec, self.seed, self._payload, self._startup = spec, seed, payload, startup
         self.on_failure: Callable[[WorkerFailedError], None] = lambda failure: None
         self.has_joined = False
-        self.coordinator = Coordinator(spec, self._on_failure, script or Script.of_this_process(), dict(os.environ))
+        self._script = script or Script.of_this_process()
+        self._environment = _environment()
+        self.coordinator = Coordinator(spec, self._on_failure, self._script, self._environment)
+        self._is_taken = Event()
         self._error: BaseException | None = None
         self._is_awaited = self._is_ended = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._start, name="autodist-starting", daemon=True)
         startup.start()
         self._thread.start()
-        _launches.append(self)
+        (_early if payload is None else _launches).append(self)
+
+    @staticmethod
+    def begin_early(spec: ResourceSpec, script: Script) -> None:
+        """Starts the scripts before an AutoDist exists, for the one that the script creates later.
+
+        Args:
+            spec: machines of the start before.
+            script: the script that they ran.
+        """
+        WorkerLaunch(spec, 0, None, StartupProgress(is_chief=True), script)
+        atexit.register(_abort_early, "the script has created no AutoDist of several workers")
+
+    @staticmethod
+    def take_early(spec: ResourceSpec, seed: int, payload: bytes, startup: StartupProgress) -> WorkerLaunch | None:
+        """Returns the early launch, which goes on with this payload; None if there is none, or if it does not fit.
+
+        It does not fit, and is aborted, if the machines, the script or the environment differ now: local workers get
+        the environment in which the script creates its AutoDist. Arguments are those of the constructor.
+        """
+        if not _early:
+            return None
+        early = _early[-1]
+        now = spec, Script.of_this_process(), _comparable(_environment())
+        if now != (early._spec, early._script, _comparable(early._environment)):
+            _abort_early("the machines, the script or its environment have changed")
+            return None
+        _early.remove(early)
+        _launches.append(early)
+        early._take(seed, payload, startup)
+        return early
+
+    def _take(self, seed: int, payload: bytes, startup: StartupProgress) -> None:
+        startup.start()
+        self.seed, self._payload, self._startup = seed, payload, startup
+        self._is_taken.set()
 
     @staticmethod
     def under_way(spec: ResourceSpec) -> WorkerLaunch | None:
@@ -76,6 +129,11 @@ class WorkerLaunch:
             _launches.remove(earlier)
             earlier.abort("the script has made another AutoDist", is_failure=False)
         return None
+
+    @staticmethod
+    def current_script() -> Script | None:
+        """Returns the script of the launch that has begun; None if none has."""
+        return _launches[-1]._script if _launches else None
 
     @staticmethod
     def wait_for_current() -> None:
@@ -131,6 +189,7 @@ class WorkerLaunch:
     def abort(self, reason: str, is_failure: bool = True) -> None:
         """Ends all workers that were started; see `Coordinator.abort`."""
         self._is_ended = True
+        self._is_taken.set()
         self.coordinator.abort(reason, is_failure)
         if os.getpid() == self._process:
             self._thread.join(_END_LIMIT)
@@ -142,6 +201,11 @@ class WorkerLaunch:
         far = [node.address for node in self._spec.nodes if self._spec.ssh_group(node) is not None]
         try:
             self.coordinator.prepare()
+            if self._payload is None:
+                self.coordinator.start_scripts()
+                self._is_taken.wait()
+            if self._payload is None:
+                return  # aborted
             if far:
                 self._startup.log_done("reached %s", ", ".join(far))
             self.coordinator.start(self._payload)
@@ -150,7 +214,7 @@ class WorkerLaunch:
             if self._is_ended:
                 return  # the abort caused the error
             self._error = error
-            if not self._is_awaited and isinstance(error, AutoDistError):
+            if self._payload is not None and not self._is_awaited and isinstance(error, AutoDistError):
                 log.error("%s\nThe script raises this error at its next use of AutoDist, or at its end.", error)
 
 
@@ -158,3 +222,17 @@ def name_others(spec: ResourceSpec) -> str:
     """Formats all workers except the chief for the log: their names, or their number if there are many."""
     names = [worker.name for worker in spec.workers[1:]]
     return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} workers"
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment of processes that start now."""
+    return {name: value for name, value in os.environ.items() if name != _OF_EARLIER_STARTS}
+
+
+def _comparable(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(_SET_BY_IMPORTS)}
+
+
+def _abort_early(reason: str) -> None:
+    while _early:
+        _early.pop().abort(reason, is_failure=False)

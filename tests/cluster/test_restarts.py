@@ -95,7 +95,7 @@ if me == 0:
     said = [line for line in run.stderr.splitlines() if "start again" in line]
     assert len(said) == 2, run.stderr
     assert said[0].endswith(
-        "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 1 s), since in step 6 127.0.0.2 "
+        "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 0 s), since in step 6 127.0.0.2 "
         "was ended by SIGKILL."
     )
     assert said[1].endswith(
@@ -212,7 +212,7 @@ def test_a_fit_that_loses_a_worker_comes_to_the_values_of_one_that_does_not_with
             kept.append(run.kept(0))
             reported = run.stderr
     assert (
-        "from the checkpoint of step 6 (restart 1 of 3, in 1 s), since in step 8 localhost:1 was ended by" in reported
+        "from the checkpoint of step 6 (restart 1 of 3, in 0 s), since in step 8 localhost:1 was ended by" in reported
     )
     assert kept[0].keys() == kept[1].keys()
     for name, values in kept[0].items():

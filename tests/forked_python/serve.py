@@ -15,6 +15,9 @@ from becoming import become, fork_chains, prepare_main, receive, write_mark
 from ending import leave_what_is_imported
 from imported import Kept
 
+_ACTED_ON_BY_THE_IMPORT = ("AUTODIST_EARLY_LAUNCH",)
+"""Variables at which the import of AutoDist starts processes, which is left to the script's own import."""
+
 
 def serve(descriptor: int) -> CodeType:
     """Returns the code to run in each forked process; the serving process ends with its client.
@@ -62,7 +65,9 @@ def begin_anew(chains: int, of: str, above: int) -> CodeType:
         chains, of, above: of its own forks, as for `fork_chains`.
     """
     line = tuple(sys.argv[1:])
+    kept = {name: os.environ.pop(name) for name in _ACTED_ON_BY_THE_IMPORT if name in os.environ}
     _import_what_scripts_import()
+    os.environ.update(kept)
     del sys.path[0]
     theirs = fork_chains(chains, of, above)
     code = prepare_main(line) if theirs is None else theirs

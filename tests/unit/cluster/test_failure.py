@@ -27,6 +27,11 @@ def test_first_that_is_no_echo_is_the_cause(endings: list[Ending], cause: Ending
     assert choose_cause(endings) is cause
 
 
+def test_an_end_by_sigkill_or_a_lost_machine_is_no_consequence_of_another_end() -> None:
+    assert [one.is_first_cause for one in (KILLED, LOST, FAILED, ECHO)] == [True, True, False, False]
+    assert not Ending("a", KILLED.reason, ECHO.last_lines).is_echo
+
+
 @pytest.mark.parametrize("line", ["CancelledError: step", "AbortedError", "UNAVAILABLE: x", "Connection reset by peer"])
 def test_tensorflows_words_for_a_lost_peer_make_an_echo(line: str) -> None:
     assert Ending("a", "ended", (line,)).is_echo

@@ -188,7 +188,23 @@ def test_it_ends_when_it_was_tried_as_often_as_it_may() -> None:
 
 def test_waits_double_and_stay_below_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert [backoff(count) for count in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
+    assert [backoff(count, is_of_machines=True) for count in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
+
+
+@pytest.mark.parametrize(
+    ("lost", "waits"),
+    [
+        (LostRun(KILLED, 1, None), [0, 2]),
+        (LostRun(KILLED, 1, None, leaving=("10.0.0.2",)), [1, 2]),
+        (LostRun(WorkerFailedError("10.0.0.2", "was lost: the link is down"), 1, None), [1, 2]),
+        (LostRun(MachinesAwayError("no answer", ("10.0.0.2",)), None, None), [1, 2]),
+    ],
+)
+def test_a_run_that_lost_no_machine_starts_again_at_once(
+    monkeypatch: pytest.MonkeyPatch, lost: LostRun, waits: list[float]
+) -> None:
+    monkeypatch.undo()
+    assert [backoff(count, lost.is_of_machines) for count in (1, 2)] == waits
 
 
 def test_restarts_are_refused_if_nothing_could_start_again(monkeypatch: pytest.MonkeyPatch) -> None:

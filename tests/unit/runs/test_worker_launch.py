@@ -37,6 +37,9 @@ class Coordinator:
         if self.fault is not None:
             raise self.fault
 
+    def start_scripts(self) -> None:
+        self.did.append("started scripts")
+
     def start(self, payload: bytes) -> None:
         self.did.append("started")
 
@@ -53,6 +56,7 @@ def coordinated(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Coordinator]]:
     monkeypatch.setattr(Script, "of_this_process", staticmethod(lambda: Script(("train.py",), "/", None)))
     yield Coordinator
     worker_launch._launches.clear()
+    worker_launch._early.clear()
 
 
 def begin(workers: int = 2, seed: int = 1) -> Any:
@@ -119,3 +123,47 @@ def test_workers_that_a_step_runs_on_are_left_to_it() -> None:
     assert one.coordinator.did == []
     one.coordinator.may_prepare.set()
     one.wait()
+
+
+def begin_early(workers: int = 2) -> Any:
+    WorkerLaunch.begin_early(spec_of(workers), Script.of_this_process())
+    return worker_launch._early[-1]
+
+
+def take_early(workers: int = 2) -> Any:
+    return WorkerLaunch.take_early(spec_of(workers), 7, b"payload", StartupProgress(is_chief=True))
+
+
+def test_an_early_launch_starts_the_scripts_and_goes_on_with_the_first_autodist() -> None:
+    early = begin_early()
+    assert WorkerLaunch.under_way(spec_of(2)) is None
+    early.coordinator.may_prepare.set()
+    assert take_early() is early
+    early.wait()
+    assert (early.seed, early.coordinator.did[-1]) == (7, "started")
+    assert take_early() is None
+    assert WorkerLaunch.under_way(spec_of(2)) is early
+
+
+@pytest.mark.parametrize("changed", ["machines", "environment"])
+def test_an_early_launch_for_what_has_changed_since_is_ended(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    early = begin_early()
+    monkeypatch.setenv("TF2_BEHAVIOR", "1")  # TensorFlow's import sets it on every worker
+    if changed == "environment":
+        monkeypatch.setenv("OF_THE_SCRIPT", "new")
+    assert take_early(3 if changed == "machines" else 2) is None
+    assert early.coordinator.did[0] == "aborted: the machines, the script or its environment have changed"
+    early._thread.join(10)
+    assert "started" not in early.coordinator.did
+
+
+def test_the_fault_of_an_early_launch_is_raised_by_the_autodist_that_takes_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Coordinator, "fault", ClusterError("no machine there"))
+    early = begin_early()
+    early.coordinator.may_prepare.set()
+    early._thread.join(10)
+    assert caplog.messages == []
+    with pytest.raises(ClusterError, match="no machine there"):
+        take_early().wait()
