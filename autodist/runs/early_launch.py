@@ -23,11 +23,14 @@ the machines' settings may hold secrets, which other programs can read in an env
 def environment_of(spec: ResourceSpec, script: Script | None) -> dict[str, str]:
     """Returns the environment variable that makes a re-executed process start the other workers early.
 
+    They are not started early under a scheduler, or if the script is in no file, or if a folder is copied to their
+    machines (`sync`): the chief's script may change its files before it creates its AutoDist.
+
     Args:
         spec: the machines.
         script: the script that the workers run; None if no workers have been started.
     """
-    if script is None or spec.is_given or script.pickled_code or script.function:
+    if script is None or spec.is_given or spec.sync is not None or script.pickled_code or script.function:
         return no_early_launch()
     entries = asdict(script)
     del entries["pickled_code"], entries["function"]

@@ -23,13 +23,13 @@ from autodist.resources import ResourceSpec
 from autodist.runs.early_launch import environment_of, no_early_launch
 from autodist.runs.lost_run import LostRun
 from autodist.runs.node_choice import nodes_to_leave_out
-from autodist.runs.worker_launch import WorkerLaunch
+from autodist.runs.worker_launch import EARLIER_STARTS, WorkerLaunch
 from autodist.strategies import BuildsStrategy
 from autodist.waits import Event
 
 log = logging.getLogger("autodist")
 
-VARIABLE = "AUTODIST_RESTARTS"
+VARIABLE = EARLIER_STARTS
 """Environment variable that passes the state of earlier starts to a re-executed process, as JSON."""
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 60.0

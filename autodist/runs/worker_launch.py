@@ -32,8 +32,8 @@ _early: list[WorkerLaunch] = []
 _SET_BY_IMPORTS = ("TF2_BEHAVIOR", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH", "TPU_ML_PLATFORM")
 """Prefixes of the environment variables that the import of TensorFlow or Keras sets, on every worker."""
 
-_OF_EARLIER_STARTS = "AUTODIST_RESTARTS"
-"""Environment variable of the chief alone, which `restarts` reads."""
+EARLIER_STARTS = "AUTODIST_RESTARTS"
+"""Environment variable of the chief alone: the state of earlier starts, for `restarts`."""
 
 
 class WorkerLaunch:
@@ -226,7 +226,7 @@ def name_others(spec: ResourceSpec) -> str:
 
 def _environment() -> dict[str, str]:
     """Returns the environment of processes that start now."""
-    return {name: value for name, value in os.environ.items() if name != _OF_EARLIER_STARTS}
+    return {name: value for name, value in os.environ.items() if name != EARLIER_STARTS}
 
 
 def _comparable(environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,6 @@ import pytest
 
 from autodist.cluster.script import Script
 from autodist.resources import ResourceSpec
-from autodist.runs import early_launch
 from autodist.runs.early_launch import VARIABLE, environment_of, launch_early
 from autodist.runs.worker_launch import WorkerLaunch
 
@@ -39,8 +38,10 @@ def test_machines_and_script_reach_the_next_start(monkeypatch: pytest.MonkeyPatc
     assert len(begun) == 1
 
 
-def test_code_that_is_in_no_file_is_not_started_early() -> None:
-    assert environment_of(SPEC, replace(SCRIPT, pickled_code=b"code")) == early_launch.no_early_launch()
+def test_code_that_is_in_no_file_or_in_a_copied_folder_is_not_started_early() -> None:
+    copied = ResourceSpec.from_dict(SPEC.to_dict() | {"sync": {"folder": "."}})
+    for spec, script in ((SPEC, replace(SCRIPT, pickled_code=b"code")), (SPEC, None), (copied, SCRIPT)):
+        assert environment_of(spec, script) == {VARIABLE: ""}
 
 
 # The chief waits for its worker where a script would import TensorFlow.
