@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
-import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,24 +41,22 @@ from autodist.checkpoint.fit_wrappers import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.section import find_resumed, save_automatically, saving_callback
 from autodist.checkpoint.session_checkpoints import SessionCheckpoints
-from autodist.cluster.hosted_function import HostedFunction, hosted_function
+from autodist.cluster.hosted_function import hosted_function
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError, CaptureError, CheckpointError
+from autodist.errors import CaptureError, CheckpointError
 from autodist.functions.function_step import DistributedFunction
 from autodist.functions.graph_function import GraphSessions
 from autodist.functions.keras_training import KerasTraining
 from autodist.functions.tracing import Tracing
-from autodist.logs.formatting import summary_of
 from autodist.logs.quiet import quiet_tensorflow
-from autodist.logs.terminal import ALIKE_EVERYWHERE, log_to_the_terminal
+from autodist.logs.terminal import log_to_the_terminal
 from autodist.placement.layouts import HeldLayout
 from autodist.reading.data_sets import elementwise
-from autodist.reading.file_sharding import NO_FILES_SHARDED
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import active_dry_run
-from autodist.runs.growth import continue_after
+from autodist.runs.end_with_script import end_with_function, end_with_script
 from autodist.runs.keras_mesh import errors_with_mesh, mesh_builder, settings_of
 from autodist.runs.keras_variables import defer_initial_values
 from autodist.runs.keras_weights import defer_loaded_weights
@@ -81,8 +75,6 @@ from autodist.sharding import Layout
 from autodist.strategies import BuildsStrategy
 from autodist.tf_compat.tf1_scripts import newer_control_flow, plain_shapes
 from autodist.verify.recorder import recorder
-
-log = logging.getLogger("autodist")
 
 Callback = TypeVar("Callback")
 
@@ -174,11 +166,10 @@ class AutoDist:
             pull=self._run.pull,
         )
         self._run.on_training, self._run.before_training = self._alone.begin_distributed, self._alone.before_training
-        self._process = os.getpid()
         if hosted is None:
-            atexit.register(self._end)
+            end_with_script(self._run, self._alone)
         else:
-            hosted.at_the_end = functools.partial(self._end_function, hosted)
+            end_with_function(self._run, self._alone, hosted)
         _made.append(self._run)
 
     # -- workers ---------------------------------------------------------------------------------------------------
@@ -708,58 +699,3 @@ class AutoDist:
             The same callback.
         """
         return on_every_worker(callback)
-
-    # -- end -------------------------------------------------------------------------------------------------------
-
-    def _end(self) -> None:
-        if os.getpid() != self._process:
-            return  # forked from the worker's process, whose run is still active
-        try:
-            if not watch_script_end().is_bad:
-                self._warn_at_the_end()
-            if not self._finishes_well():
-                self._restart()
-        except SystemExit:
-            return  # SIGTERM ends the process with this exception
-        except KeyboardInterrupt:
-            watch_script_end().end_by(signal.SIGINT)
-
-    def _warn_at_the_end(self) -> None:
-        self._alone.leave_state(self._run.has_idle_workers)
-        if self._run.shards_files and not self._run.coordination.has_agreed:
-            log.warning("%s", NO_FILES_SHARDED, extra=ALIKE_EVERYWHERE)
-
-    def _end_function(self, hosted: HostedFunction) -> None:
-        """Ends the run with the function that takes part in it; its process goes on.
-
-        Raises:
-            AutoDistError: the run has failed, and the function does not know.
-        """
-        try:
-            if hosted.end.raised is None:
-                self._warn_at_the_end()
-                self._run.pull()  # the function may read the variables after the end, when no other worker is there
-            else:
-                self._run.end.reason = f"the chief's function raised {summary_of(hosted.end.raised)}"
-            self._run.end.finish()
-        finally:
-            self._alone.stop()
-            self._run.leave_process()
-
-    def _finishes_well(self) -> bool:
-        try:
-            self._run.end.finish()
-        except AutoDistError as error:
-            self._run.end.error = error
-            log.error("%s", error)
-            watch_script_end().fail()
-            return False
-        return not (watch_script_end().is_bad or self._run.end.joining)
-
-    def _restart(self) -> None:
-        run = self._run
-        if run.recorder is not None or (run.spec.max_restarts == 0 and run.spec.min_nodes is None):
-            return
-        lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step, run.saved_as)
-        if lost is not None:
-            continue_after(lost, run.spec, run.builder)

@@ -171,8 +171,8 @@ class Preemption(SaveRequest):
     The run then ends as by an exception: other workers are stopped, `finally` blocks and exit handlers run, and the
     signal ends the process. It ends at once between two steps without training since the last save. It also ends
     at once in a lost run, where no step will come, and after a second SIGTERM to the chief, unless it is a repeat
-    (`PreemptionNotice`). If SIGTERM came only to
-    other workers and the run may restart, the run counts as lost by the first of these workers instead.
+    (`PreemptionNotice`). If SIGTERM came only to other workers and the run may restart, the run counts as lost by the
+    first of these workers instead.
 
     Args:
         run: the run to save.

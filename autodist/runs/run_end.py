@@ -178,8 +178,9 @@ class RunEnd:
         machines = self.missing_machines
         missing, refused = ((), {}) if machines is None else (machines.addresses, machines.refused)
         return LostRun(
-            fault, step, saved_step, away, leaving, self.is_leaving, saved_as, failed, missing, refused, self.joining
-        )
+            fault, step, saved_step, saved_as=saved_as, away=away, failed=failed, leaving=leaving,
+            chief_leaves=self.is_leaving, missing=missing, refused=refused, joining=self.joining,
+        )  # fmt: skip
 
     def _fault(self, ended_by: BaseException | None) -> AutoDistError | None:
         """Returns the error by which the run was lost; None if the script ended for a reason of its own."""

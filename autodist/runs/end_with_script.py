@@ -1,0 +1,94 @@
+"""The end of a run with the script, or with the function of another program, that has created its AutoDist."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import signal
+
+from autodist.cluster.hosted_function import HostedFunction
+from autodist.cluster.script_end import watch_script_end
+from autodist.errors import AutoDistError
+from autodist.logs.formatting import summary_of
+from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.reading.file_sharding import NO_FILES_SHARDED
+from autodist.runs.growth import continue_after
+from autodist.runs.run import Run
+from autodist.runs.undistributed import UndistributedScript
+
+log = logging.getLogger("autodist")
+
+
+def end_with_script(run: Run, alone: UndistributedScript) -> None:
+    """Ends the run when the script ends, and starts the script again if that is requested and can help.
+
+    Args:
+        run: the run.
+        alone: what the script trains by itself.
+    """
+    atexit.register(_end, run, alone, os.getpid())
+
+
+def end_with_function(run: Run, alone: UndistributedScript, hosted: HostedFunction) -> None:
+    """Ends the run when a function ends; its process goes on.
+
+    Args:
+        run: the run.
+        alone: what the function trains by itself.
+        hosted: the function. Its `at_the_end` raises an AutoDistError if the run has failed and it does not know.
+    """
+    hosted.at_the_end = functools.partial(_end_function, run, alone, hosted)
+
+
+def _end(run: Run, alone: UndistributedScript, process: int) -> None:
+    if os.getpid() != process:
+        return  # forked from the worker's process, whose run is still active
+    try:
+        if not watch_script_end().is_bad:
+            _warn_at_the_end(run, alone)
+        if not _finishes_well(run):
+            _restart(run)
+    except SystemExit:
+        return  # SIGTERM ends the process with this exception
+    except KeyboardInterrupt:
+        watch_script_end().end_by(signal.SIGINT)
+
+
+def _end_function(run: Run, alone: UndistributedScript, hosted: HostedFunction) -> None:
+    try:
+        if hosted.end.raised is None:
+            _warn_at_the_end(run, alone)
+            run.pull()  # the function may read the variables after the end, when no other worker is there
+        else:
+            run.end.reason = f"the chief's function raised {summary_of(hosted.end.raised)}"
+        run.end.finish()
+    finally:
+        alone.stop()
+        run.leave_process()
+
+
+def _warn_at_the_end(run: Run, alone: UndistributedScript) -> None:
+    alone.leave_state(run.has_idle_workers)
+    if run.shards_files and not run.coordination.has_agreed:
+        log.warning("%s", NO_FILES_SHARDED, extra=ALIKE_EVERYWHERE)
+
+
+def _finishes_well(run: Run) -> bool:
+    try:
+        run.end.finish()
+    except AutoDistError as error:
+        run.end.error = error
+        log.error("%s", error)
+        watch_script_end().fail()
+        return False
+    return not (watch_script_end().is_bad or run.end.joining)
+
+
+def _restart(run: Run) -> None:
+    if run.recorder is not None or (run.spec.max_restarts == 0 and run.spec.min_nodes is None):
+        return
+    lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step, run.saved_as)
+    if lost is not None:
+        continue_after(lost, run.spec, run.builder)
