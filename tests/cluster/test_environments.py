@@ -309,18 +309,19 @@ def test_a_training_that_srun_starts_trains_as_one_device(hosts: Hosts, tmp_path
 def test_a_requeued_job_waits_until_its_earlier_run_has_left_the_port(hosts: Hosts, tmp_path: Path) -> None:
     environments = [by_hand(hosts, index) for index in range(3)]
     earlier = GivenRun(hosts, tmp_path / "earlier", environments, TRAIN_UNTIL_STOPPED, SLEEP)
-    with earlier, GivenRun(hosts, tmp_path / "again", environments[:1]) as run:
+    with earlier:
         earlier.wait_for_note("training", 40)
-        run._environments = [run.environment | own for own in environments]
-        for number in (1, 2):
-            run.start_other(number)
-        assert within(40, lambda: "waiting for up to 30 s: the rendezvous server cannot listen" in run.stderr)
-        assert within(40, lambda: all("until that run has ended" in run.said_by(number) for number in (1, 2)))
-        assert earlier.chief.poll() is None
-        earlier.chief.kill()
-        assert run.wait(40) == 0, run.stderr
-        assert run.wait_for_others() == [0, 0]
-        assert bad_ends(earlier.wait_for_others())
-        for one in (earlier, run):
-            one.assert_gone()
+        with GivenRun(hosts, tmp_path / "again", environments[:1]) as run:
+            run._environments = [run.environment | own for own in environments]
+            for number in (1, 2):
+                run.start_other(number)
+            assert within(40, lambda: "waiting for up to 30 s: the rendezvous server cannot listen" in run.stderr)
+            assert within(40, lambda: all("until that run has ended" in run.said_by(number) for number in (1, 2)))
+            assert earlier.chief.poll() is None
+            earlier.chief.kill()
+            assert run.wait(40) == 0, run.stderr
+            assert run.wait_for_others() == [0, 0]
+            assert bad_ends(earlier.wait_for_others())
+            for one in (earlier, run):
+                one.assert_gone()
     assert earlier.stderr.count("was refused") <= 2, earlier.stderr
