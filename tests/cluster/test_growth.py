@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.hosts import LoopbackHosts
 from tests.cluster.runs import MARK, within
-from tests.cluster.trainings import Training
+from tests.cluster.trainings import SINES, Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -20,24 +20,12 @@ START = 60.0
 
 # Each start on one worker trains until the run ends it; one on two workers makes three steps. The other variable is
 # trained in one start.
-GROWS = """
+GROWS = (
+    SINES
+    + """
 start = next(n for n in range(9) if not has_note(f"start{n}.{me}"))
 note(f"start{start}.{me}")
 atexit.register(lambda: note(f"left{start}.{me}"))
-
-def made(name):
-    with ad.scope():
-        variable = tf.Variable(np.full(3, 0.1), name=name)
-    @ad.function(batch="global")
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.reduce_sum(tf.sin(x * variable), 1))
-        variable.assign_sub(0.3 * tape.gradient(loss, variable))
-        return loss
-    return variable, step
-
-def batch(number):
-    return np.random.default_rng(number).normal(size=[2, 3])
 
 begun = number = ad.steps_done
 until = number + 3 if ad.num_workers > 1 else 10**9
@@ -53,6 +41,7 @@ for before in range(number):
     step(batch(before))
 keep(values=values, expected=expected.numpy(), workers=ad.num_workers, begun=begun, seed=ad._run.seed, pid=os.getpid())
 """
+)
 
 QUIET = "def during(number): pass\n"
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from autodist.checkpoint.read import read_about
 from tests.cluster.runs import parent, survivors
-from tests.cluster.trainings import Training
+from tests.cluster.trainings import SINES, Training
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -106,23 +106,11 @@ def test_a_scheduler_sends_it_to_all_processes_and_the_run_is_saved_before_it_en
     assert "this process was sent SIGTERM; the chief saves the trained values" in said, said
 
 
-GOES_ON = """
+GOES_ON = (
+    SINES
+    + """
 start = int(has_note(f"start0.{me}"))
 note(f"start{start}.{me}")
-
-def made(name):
-    with ad.scope():
-        variable = tf.Variable(np.full(3, 0.1), name=name)
-    @ad.function(batch="global")
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.reduce_sum(tf.sin(x * variable), 1))
-        variable.assign_sub(0.3 * tape.gradient(loss, variable))
-        return loss
-    return variable, step
-
-def batch(number):
-    return np.random.default_rng(number).normal(size=[2, 3])
 
 number = ad.steps_done
 until = number + 3 if start else 10**9
@@ -137,6 +125,7 @@ for before in range(number):
     step(batch(before))
 keep(values=values, expected=expected.numpy(), replicas=ad.num_replicas, begun=until - 3)
 """
+)
 
 
 @pytest.mark.busy

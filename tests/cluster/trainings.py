@@ -112,3 +112,21 @@ class Training(Run):
         """Returns the values that a worker has stored."""
         with np.load(self._notes / f"kept{worker}.npz") as arrays:
             return dict(arrays)
+
+
+SINES = """
+def made(name):
+    with ad.scope():
+        variable = tf.Variable(np.full(3, 0.1), name=name)
+    @ad.function(batch="global")
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(tf.sin(x * variable), 1))
+        variable.assign_sub(0.3 * tape.gradient(loss, variable))
+        return loss
+    return variable, step
+
+def batch(number):
+    return np.random.default_rng(number).normal(size=[2, 3])
+"""
+"""Lines of a script: a variable of a name with a step that trains it on global batches, and the batch of a number."""
