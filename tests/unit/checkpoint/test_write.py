@@ -122,7 +122,7 @@ def test_rows_that_are_written_are_saved_without_a_copy_while_all_wait(graph_run
     again.
     """
     pieces, variables = push(graph_runner)
-    (_, _, handle), *_ = pieces.holders(variables["whole"].stored)
+    (_, _, handle, _), *_ = pieces.holders(variables["whole"].stored)
     with graph_runner.graph.as_default():
         add = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=[1], updates=np.ones((1, 6)))
     writer = PartWriter(graph_runner, pieces, lambda worker: "")

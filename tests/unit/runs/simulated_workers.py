@@ -134,7 +134,8 @@ class Session:
             source = listing.before(self.worker) if transfer.to is None else 0
             content = self._queue(transfer.to, source, self.worker).get()
             for part, value in content.items():
-                self.values.update(dict.fromkeys(listing.parts[part].names_on(self.worker), value))
+                held = listing.parts[part].held_by(self.worker)
+                self.values.update(dict.fromkeys((copy.suffix for copy in held), value))
             for to in listing.after(self.worker) if transfer.to is None else []:
                 self._queue(None, self.worker, to).put(content)
 
