@@ -62,7 +62,7 @@ def quiet_briefly() -> Iterator[None]:
         yield
         return
     try:
-        plain = copy_of_stderr()
+        plain = _copy_of_stderr()
         if plain is None:
             yield
             return
@@ -94,15 +94,11 @@ def is_debugging() -> bool:
 
 @contextmanager
 def _filtered() -> Iterator[None]:
-    plain = copy_of_stderr()
-    if plain is None:
+    opened = open_filter()
+    if opened is None:
         yield
         return
-    child = start_filter(plain)
-    if child is None:
-        os.close(plain)
-        yield
-        return
+    child, plain = opened
     end = functools.partial(_end, plain, child, os.getpid())
     # Ctrl-C may interrupt any line below, and its traceback also goes through the filter, which must have written all
     # of it when this process exits.
@@ -118,11 +114,31 @@ def _filtered() -> Iterator[None]:
         end()
         atexit.unregister(end)
         os.close(plain)
-        if child.returncode is None:
-            threading.Thread(target=child.wait, name="autodist-quiet", daemon=True).start()
+        await_later(child)
 
 
-def copy_of_stderr() -> int | None:
+def open_filter() -> tuple[subprocess.Popen[bytes], int] | None:
+    """Returns a process that filters its standard input, and the descriptor of standard error to which it writes.
+
+    Returns None if standard error is closed, or if the process cannot be started.
+    """
+    plain = _copy_of_stderr()
+    if plain is None:
+        return None
+    child = _start_filter(plain)
+    if child is None:
+        os.close(plain)
+        return None
+    return child, plain
+
+
+def await_later(child: subprocess.Popen[bytes]) -> None:
+    """Awaits a filter in the background if it has not ended, since a process that was forked meanwhile writes to it."""
+    if child.returncode is None:
+        threading.Thread(target=child.wait, name="autodist-quiet", daemon=True).start()
+
+
+def _copy_of_stderr() -> int | None:
     """Returns a copy of the descriptor of unfiltered standard error; None if it is closed.
 
     If it was closed when Python started, another file may have its number.
@@ -133,7 +149,7 @@ def copy_of_stderr() -> int | None:
         return None
 
 
-def start_filter(target: int) -> subprocess.Popen[bytes] | None:
+def _start_filter(target: int) -> subprocess.Popen[bytes] | None:
     """Returns the process that filters its standard input, and writes to a descriptor; None if it cannot be started."""
     command = [sys.executable, "-I", "-S", tensorflow_log.__file__]
     # Ctrl-C goes to all processes of the terminal and may reach this one before it has a session of its own. It starts

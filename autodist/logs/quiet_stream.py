@@ -7,11 +7,10 @@ import ctypes
 import os
 import platform
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autodist.logs.quiet import END_LIMIT, copy_of_stderr, is_debugging, start_filter
+from autodist.logs.quiet import END_LIMIT, await_later, is_debugging, open_filter
 
 _UNBUFFERED = 2
 """`_IONBF` of the GNU C library."""
@@ -29,15 +28,11 @@ def quiet_stream(when: bool = True) -> Iterator[None]:
         when: True to filter.
     """
     # Other C libraries keep the pointer in memory that cannot be written.
-    plain = copy_of_stderr() if when and not is_debugging() and platform.libc_ver()[0] == "glibc" else None
-    if plain is None:
+    opened = open_filter() if when and not is_debugging() and platform.libc_ver()[0] == "glibc" else None
+    if opened is None:
         yield
         return
-    child = start_filter(plain)
-    if child is None:
-        os.close(plain)
-        yield
-        return
+    child, plain = opened
     try:
         with _stream_to(child, plain):
             yield
@@ -45,14 +40,13 @@ def quiet_stream(when: bool = True) -> Iterator[None]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(END_LIMIT)
         os.close(plain)
-        if child.returncode is None:  # a process that was forked meanwhile still writes
-            threading.Thread(target=child.wait, name="autodist-quiet", daemon=True).start()
+        await_later(child)
 
 
 @contextmanager
 def _stream_to(child: subprocess.Popen[bytes], plain: int) -> Iterator[None]:
     """Lets the stream lead to a process; afterwards, to the descriptor `plain` again."""
-    assert child.stdin is not None, "start_filter requests it"
+    assert child.stdin is not None, "open_filter requests it"
     library = ctypes.CDLL(None)
     library.fdopen.restype = ctypes.c_void_p
     sink = os.dup(child.stdin.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autodist.logs.terminal import LEVEL_VARIABLE
+from tests.unit.logs import child_scripts
 
 STARTS = (
     "I0000 00:00:1795321859.568474   23362 cudart_stub.cc:31] Could not find cuda drivers on your machine, "
@@ -24,11 +23,7 @@ def _stderr(script: str, level: str = "INFO") -> tuple[str, int]:
     begin = (
         "import os, sys\nfrom autodist.logs.quiet import quiet_tensorflow\nsay = lambda t: os.write(2, t.encode())\n"
     )
-    environment = {**os.environ, LEVEL_VARIABLE: level}
-    ended = subprocess.run(
-        [sys.executable, "-c", begin + script], capture_output=True, text=True, timeout=60, check=False, env=environment
-    )
-    return ended.stderr, ended.returncode
+    return child_scripts.stderr_of(begin + script, level)
 
 
 def test_known_lines_are_left_out_and_all_else_stays_in_order() -> None:

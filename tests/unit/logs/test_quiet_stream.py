@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from autodist.logs.terminal import LEVEL_VARIABLE
+from tests.unit.logs import child_scripts
 
 ROUTINE = (
     "W0000 00:00:1795321870.931277   23805 local_rendezvous.cc:412] Local rendezvous is aborting with status: ABORTED: "
@@ -28,11 +25,7 @@ def say(text):
 
 def stderr_of(script: str, level: str = "INFO") -> tuple[str, int]:
     """Runs a script that writes to the stream by `say`; returns its standard error and its exit status."""
-    environment = {**os.environ, LEVEL_VARIABLE: level}
-    ended = subprocess.run(
-        [sys.executable, "-c", BEGIN + script], capture_output=True, text=True, timeout=60, check=False, env=environment
-    )
-    return ended.stderr, ended.returncode
+    return child_scripts.stderr_of(BEGIN + script, level)
 
 
 def test_routine_lines_are_removed_within_the_context_alone() -> None:
