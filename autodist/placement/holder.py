@@ -29,6 +29,18 @@ class Copy(NamedTuple):
         """Returns True if a worker holds the copy; `owner` is that of the slice."""
         return self.is_at_owner or worker != owner
 
+    @staticmethod
+    def held_beside(name: str, copies: Iterable[Copy], worker: int, owner: int | None) -> list[Copy]:
+        """Returns the copies of a slice that a worker holds, each under its full name as the suffix.
+
+        Args:
+            name: of the slice.
+            copies: all copies of it.
+            worker: the worker.
+            owner: of the slice; None: every worker holds it.
+        """
+        return [copy._replace(suffix=name + copy.suffix) for copy in copies if copy.is_held_by(worker, owner)]
+
 
 @dataclass(frozen=True)
 class Slice:

@@ -61,8 +61,7 @@ class TransferPart:
     def held_by(self, worker: int) -> list[Copy]:
         """Returns the part, if a worker holds it, and its copies there, each with its full name as the suffix."""
         own = [Copy(self.name)] if self.owner in (None, worker) else []
-        held = (copy for copy in self.copies if copy.is_held_by(worker, self.owner))
-        return own + [copy._replace(suffix=self.name + copy.suffix) for copy in held]
+        return own + Copy.held_beside(self.name, self.copies, worker, self.owner)
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,8 @@ class VariableSlices:
         for worker in range(self._workers):
             if worker in one.group:
                 yield worker, Copy(one.name)
-            for copy in one.copies:
-                if copy.is_held_by(worker, one.owner):
-                    yield worker, copy._replace(suffix=one.name + copy.suffix)
+            for copy in Copy.held_beside(one.name, one.copies, worker, one.owner):
+                yield worker, copy
 
     def slices(self, kept: StoredVariable, is_still: bool = False) -> Iterator[tuple[Slice, int, tf.Tensor]]:
         """Yields each slice of a variable, a worker that holds it (this one if all do), and a tensor that reads it.
