@@ -133,8 +133,19 @@ class ScriptEnd:
         self.interrupted_at = time.monotonic()
         if _is_after_the_script(frame):  # an exit handler may be running, whose exceptions Python ignores
             self.end_by(signal.SIGINT)
+        elif self._is_reported(frame):
+            self.end_by(signal.SIGINT)
+            return
         with _marking_exceptions(signal.SIGINT, frame):
             signal.default_int_handler(number, frame)
+
+    def _is_reported(self, frame: FrameType | None) -> bool:
+        """Returns True if Python prints the exception that has ended the script, or a hook of the script does.
+
+        Another exception would come between its lines, as an error in `sys.excepthook`.
+        """
+        outermost = _outermost(frame)
+        return self.raised is not None and outermost is not None and outermost.f_code.co_name not in _OF_SCRIPTS
 
     def _note_thread(self, about: threading.ExceptHookArgs, /) -> None:
         if about.exc_value is not None:
@@ -252,11 +263,20 @@ def _is_main_thread() -> bool:
 
 def _is_after_the_script(frame: FrameType | None) -> bool:
     """Returns True if the main thread, which is in `frame`, has left the script, and Python is ending the process."""
+    outermost = _outermost(frame)
+    # At its end, Python first calls a function of `threading` that ends the main thread.
+    is_ending = outermost is not None and outermost.f_code.co_filename == threading.__file__
+    return is_ending or not threading.main_thread().is_alive()
+
+
+def _outermost(frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
-    # At its end, Python first calls a function of `threading` that ends the main thread.
-    is_ending = frame is not None and frame.f_code.co_filename == threading.__file__
-    return is_ending or not threading.main_thread().is_alive()
+    return frame
+
+
+_OF_SCRIPTS = frozenset({"<module>", "_run_module_as_main"})
+"""Names of the outermost function of a script, by which it is started: `python script.py`, `python -m module`."""
 
 
 def _call_at_the_end(function: str, number: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -86,3 +88,36 @@ def test_a_second_sigterm_while_python_ends_prints_nothing() -> None:
     command = [sys.executable, "-c", TERMINATED_TWICE]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (-signal.SIGTERM, "", "")
+
+
+INTERRUPTED_WHILE_REPORTED = """
+import signal, sys
+from autodist.cluster.script_end import watch_script_end
+
+watch_script_end()
+
+def report(*about):
+    signal.raise_signal(signal.SIGINT)
+    print("reported", file=sys.stderr)
+
+def fail():
+    raise {raised}
+
+sys.excepthook = report
+fail()
+"""
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "ValueError('one of the script')"])
+@pytest.mark.parametrize("is_module", [False, True], ids=["-c", "-m"])
+def test_ctrl_c_while_python_reports_an_exception_ends_the_process_after_the_report(
+    tmp_path: pathlib.Path, raised: str, is_module: bool
+) -> None:
+    script = INTERRUPTED_WHILE_REPORTED.format(raised=raised)
+    (tmp_path / "module.py").write_text(script)
+    command = [sys.executable, *(["-m", "module"] if is_module else ["-c", script])]
+    found = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout, found.stderr) == (-signal.SIGINT, "", "reported\n")
