@@ -28,7 +28,7 @@ def end_with_script(run: Run, alone: UndistributedScript) -> None:
         run: the run.
         alone: what the script trains by itself.
     """
-    atexit.register(_end, run, alone, os.getpid())
+    atexit.register(end_at_exit, run, alone, os.getpid())
 
 
 def end_with_function(run: Run, alone: UndistributedScript, hosted: HostedFunction) -> None:
@@ -42,7 +42,14 @@ def end_with_function(run: Run, alone: UndistributedScript, hosted: HostedFuncti
     hosted.at_the_end = functools.partial(_end_function, run, alone, hosted)
 
 
-def _end(run: Run, alone: UndistributedScript, process: int) -> None:
+def end_at_exit(run: Run, alone: UndistributedScript, process: int) -> None:
+    """Ends the run as Python ends, or starts the script again; an exit handler.
+
+    Args:
+        run: the run.
+        alone: what the script trains by itself.
+        process: the id of the worker's process, in which alone the run is ended.
+    """
     if os.getpid() != process:
         return  # forked from the worker's process, whose run is still active
     try:

@@ -19,7 +19,7 @@ from autodist import ResourceSpec
 from autodist.capture.function import capture_function
 from autodist.cli.planned_step import held_bytes
 from autodist.graph.inboxes import inboxes_of
-from autodist.graph.step import CapturedStep
+from autodist.graph.step import CapturedStep, Step
 from autodist.kernels import Context, rewrite
 from autodist.kernels.communicate.communicator import reader_of
 from autodist.proto import strategy_pb2
@@ -92,7 +92,7 @@ def _most_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: in
     return max(*sent, *received)
 
 
-def _crossing(step: CapturedStep, worker: int) -> tuple[int, int]:
+def _crossing(step: Step, worker: int) -> tuple[int, int]:
     """Returns the number of tensors that one worker sends, or reads from others, and the number of its peers."""
     nodes = {node.name: node for node in step.graph_def.node}
     task = {name: _task(node.device, worker) for name, node in nodes.items()}

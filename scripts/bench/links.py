@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.comparisons import Result
 from bench.jobs import Job, Length, Way, running
@@ -75,7 +76,7 @@ def compare_link(link: Link, length: Length) -> list[Result]:
         JobError: one of them did not run.
     """
     length = replace(length, warmup=3, turns=2, steps=STEPS, settling=SETTLING, limit=LIMIT)
-    slow = {"delay": link.round_trip / 2, "rate": _bytes_per_second(link.rate)}
+    slow: dict[str, Any] = {"delay": link.round_trip / 2, "rate": _bytes_per_second(link.rate)}
     ways = [Way("autodist", link.model, 2, builder=builder, **slow) for builder in link.builders]
     with running([Way("multi-worker", link.model, 2, **slow), *ways], length) as jobs:
         for _ in range(length.turns):
@@ -88,11 +89,9 @@ def compare_link(link: Link, length: Length) -> list[Result]:
 
 
 def _result(link: Link, ours: Job, peer: Job) -> Result:
-    times = [statistics.median(map(statistics.mean, job.seconds)) for job in (ours, peer)]
-    found = Result(
-        "links", f"{link.model}, {ours.way.builder}, {link}", *(f"{seconds * 1e3:.1f} ms" for seconds in times),
-        times[0] / times[1], 1.0,
-    )  # fmt: skip
+    seconds, others = (statistics.median(map(statistics.mean, job.seconds)) for job in (ours, peer))
+    what = f"{link.model}, {ours.way.builder}, {link}"
+    found = Result("links", what, f"{seconds * 1e3:.1f} ms", f"{others * 1e3:.1f} ms", seconds / others, 1.0)
     if not (link.rate or link.round_trip):
         return found
     limit, least, of_peer = "a round trip", link.round_trip, link.round_trip
@@ -101,8 +100,8 @@ def _result(link: Link, ours: Job, peer: Job) -> Result:
         least, of_peer = (size / _bytes_per_second(link.rate) for size in (sent, peer.relayed_bytes))
         limit = f"{least * 1e3:.1f} ms for {sent / 1e6:.2f} MB in the busier direction"
     return replace(
-        found, note=f"the peer: {times[1] / of_peer:.2f} of its limit", limit=limit, of_limit=times[0] / least,
-        numbers={"peer_of_limit": times[1] / of_peer},
+        found, note=f"the peer: {others / of_peer:.2f} of its limit", limit=limit, of_limit=seconds / least,
+        numbers={"peer_of_limit": others / of_peer},
     )  # fmt: skip
 
 

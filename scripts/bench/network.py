@@ -112,9 +112,9 @@ def compare_sums_on_paper() -> list[Result]:
         numbers = choose_subgroups(spec, RESNET50, is_asked=True)
         subgroups = Subgroups.of(numbers, Group.of_workers(range(workers)))
         ours, peer = sum_cost(subgroups, spec, RESNET50), sum_cost(None, spec, RESNET50)
-        times = [f"{1000 * cost.seconds:.0f} ms" for cost in (ours, peer)]
+        seconds, others = (f"{1000 * cost.seconds:.0f} ms" for cost in (ours, peer))
         note = f"on paper; {ours.calls} workers called, {ours.messages * ours.buckets} messages, of {peer.calls} and "
         note += f"{peer.messages * peer.buckets} by SHUFFLE"
         what = f"resnet50, sums on {workers} workers"
-        results.append(Result("growth", what, *times, ours.seconds / peer.seconds, most, note))
+        results.append(Result("growth", what, seconds, others, ours.seconds / peer.seconds, most, note))
     return results

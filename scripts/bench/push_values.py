@@ -24,7 +24,7 @@ from autodist.placement.group import Group
 from autodist.placement.holder import Holder
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
-from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import StoredVariable, TrackedVariable
 
@@ -44,16 +44,21 @@ def _seconds(workers: int) -> float:
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
     cluster = tf.train.ClusterSpec({"worker": addresses})
     servers = [tf.distribute.Server(cluster, "worker", k) for k in range(workers)]
-    graph_runners = [GraphRunner(server.target, tf.compat.v1.ConfigProto()) for server in servers]
+    graph_runners = [
+        GraphRunners(server.target, tf.compat.v1.ConfigProto(), k, workers) for k, server in enumerate(servers)
+    ]
 
-    def home(worker: int, dtype: tf.DType) -> str:
+    def home(worker: int, dtype: tf.DType, device: str | None = None) -> str:
         return cpu_of(worker, workers)
 
-    values = [TrackedVariable(tf.Variable(np.full([SIZE], k, np.float32)), f"v{k}") for k in range(VARIABLES)]
+    everywhere = Holder.whole([SIZE], Group.of_workers(range(workers)))
+    values = [
+        TrackedVariable(tf.Variable(np.full([SIZE], k, np.float32)), f"v{k}", everywhere) for k in range(VARIABLES)
+    ]
     others = [VariableBroadcast(graph_runner, k, workers, home) for k, graph_runner in enumerate(graph_runners) if k]
     chief, pieces = (
         VariableBroadcast(graph_runners[0], 0, workers, home),
-        VariableSlices(graph_runners[0], 0, workers, home),
+        VariableSlices(graph_runners[0].control, 0, workers, home),
     )
     began = time.thread_time()
     listing = Listing.of([value.stored for value in values], range(workers))

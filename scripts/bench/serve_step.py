@@ -19,14 +19,17 @@ import tensorflow as tf
 
 from autodist import ResourceSpec
 from autodist.capture.function import CapturedFunction, capture_function
+from autodist.graph.inboxes import inboxes_of
 from autodist.graph.names import node_of
-from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, CapturedStep
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.kernels import Context, rewrite
-from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.graph_runner import GraphRunners
 from autodist.strategies import AllReduce, check_strategy, resolve_specs
 
 EXAMPLES_EACH, WIDTH = 4, 32
 WARMUP = 5
+ENDING = 10.0
+"""Seconds for the end of the loops that bring messages."""
 
 
 def main() -> None:
@@ -41,14 +44,20 @@ def main() -> None:
     check_strategy(strategy, captured.step, spec)
     strategy = resolve_specs(strategy, captured.step, spec)
     items = [rewrite(captured.step, Context(strategy, worker)) for worker in range(arguments.workers)]
+    graph_runners = [
+        GraphRunners(server.target, _config(), worker, arguments.workers)
+        for worker, server in enumerate(_servers(arguments.workers))
+    ]
     steps = [
-        _prepared(server, item, captured, arguments.workers)
-        for server, item in zip(_servers(arguments.workers), items, strict=True)
+        _prepared(runners, item, captured, arguments.workers)
+        for runners, item in zip(graph_runners, items, strict=True)
     ]
     _run(steps, WARMUP)
     start = time.process_time()
     _run(steps, arguments.steps)
     spent = (time.process_time() - start) / arguments.steps / arguments.workers
+    for runners in graph_runners:
+        runners.inbox_loops.close(ENDING)
     called = [_called(item, worker) for worker, item in enumerate(items)]
     print(json.dumps({"seconds": spent, "called": max(called)}))
 
@@ -82,24 +91,26 @@ def _config() -> tf.compat.v1.ConfigProto:
 
 
 def _prepared(
-    server: tf.distribute.Server, step: CapturedStep, captured: CapturedFunction, workers: int
+    graph_runners: GraphRunners, step: Step, captured: CapturedFunction, workers: int
 ) -> Callable[[], object]:
     """Returns a step of one worker, with initialised variables."""
-    graph_runner = GraphRunner(server.target, _config())
+    graph_runner, prefix = graph_runners.add(step.graph_def)
+    graph_runners.inbox_loops.bring(inboxes_of(step.graph_def).values())
     present = {node.name for node in step.graph_def.node}
     values = {v.handle: s.numpy() for v, s in zip(captured.step.variables, captured.sources, strict=True)}
     with graph_runner.graph.as_default():
-        tf.import_graph_def(step.graph_def, name="")
         for handle in values.keys() & present:
-            resource = graph_runner.graph.get_tensor_by_name(f"{handle}:0")
+            resource = graph_runner.graph.get_tensor_by_name(f"{prefix}{handle}:0")
             graph_runner.session.run(tf.raw_ops.AssignVariableOp(resource=resource, value=values[handle]))
-    graph_runner.session.run([graph_runner.graph.get_operation_by_name(name) for name in step.initializers.values()])
+    graph_runner.session.run(
+        [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.initializers.values()]
+    )
     feeds = {name: np.ones((EXAMPLES_EACH, WIDTH), np.float32) for name in captured.step.inputs}
     feeds |= {EXAMPLES: np.int64(EXAMPLES_EACH), ALL_EXAMPLES: np.int64(EXAMPLES_EACH * workers)}
     feeds = {name: value for name, value in feeds.items() if node_of(name) in present}
-    outputs = [graph_runner.graph.get_tensor_by_name(name) for name in step.outputs]
-    targets = [graph_runner.graph.get_operation_by_name(name) for name in step.targets]
-    run = graph_runner.callable(outputs, targets, list(feeds))
+    outputs = [graph_runner.graph.get_tensor_by_name(prefix + name) for name in step.outputs]
+    targets = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.targets]
+    run = graph_runner.callable(outputs, targets, [prefix + name for name in feeds])
     return lambda: run(*feeds.values())
 
 
@@ -117,7 +128,7 @@ def _run(steps: Sequence[Callable[[], object]], count: int) -> None:
         thread.join()
 
 
-def _called(step: CapturedStep, worker: int) -> int:
+def _called(step: Step, worker: int) -> int:
     """Returns the number of other workers on which a step runs nodes."""
     tasks = {tf.DeviceSpec.from_string(node.device).task for node in step.graph_def.node if node.device}
     return len(tasks - {None, worker})

@@ -23,6 +23,7 @@ import pytest
 
 from autodist import AutoDist, ResourceSpec  # before Keras, which imports TensorFlow
 from autodist.functions.running_step import RunningStep
+from autodist.runs.end_with_script import end_at_exit
 
 import keras  # isort: skip
 from keras_suite.values import METHODS, recording, values_file  # isort: skip
@@ -112,7 +113,7 @@ class _InScope:
 def trains(item: pytest.Item) -> bool:
     """Returns True if a test, or a function of its file that it calls, mentions training, evaluation or prediction."""
     test = inspect.unwrap(item.function) if isinstance(item, pytest.Function) else None
-    return test is None or not _names(test.__code__, test, item.cls, set()).isdisjoint(TRAINING)
+    return test is None or not _names(test.__code__, test, getattr(item, "cls", None), set()).isdisjoint(TRAINING)
 
 
 def _names(code: types.CodeType, test: types.FunctionType, cls: type | None, seen: set[types.CodeType]) -> set[str]:
@@ -137,7 +138,7 @@ def _scope(replicas: int) -> Iterator[None]:
         with ad.scope():
             yield
     finally:  # AutoDist's shutdown at a script's end, without the warning that nothing was distributed
-        atexit.unregister(ad._end)
+        atexit.unregister(end_at_exit)
         ad._alone.stop()
         ad._run.end.finish()
 

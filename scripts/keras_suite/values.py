@@ -57,7 +57,7 @@ def recording(path: pathlib.Path) -> Iterator[None]:
             stack.enter_context(mock.patch.object(TensorFlowTrainer, name, recorded(name)))
         yield
     if found:
-        np.savez(path, **found)
+        np.savez(path, **found)  # type: ignore[arg-type]
 
 
 def _add(found: dict[str, NDArray[Any]], prefix: str, values: Any) -> None:
