@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class VerifyResult:
         no_floor: the reason why rounding was not measured; "": it was measured, or was not needed.
         stages: number of pipeline stages; None: not a pipeline.
         micro_batches: the number of micro-batches of a pipeline.
+        warnings: what AutoDist has warned of on the first worker in the run under the strategy.
     """
 
     compared: Compared
@@ -70,6 +71,7 @@ class VerifyResult:
     no_floor: str = ""
     stages: int | None = None
     micro_batches: int = 0
+    warnings: Sequence[str] = ()
 
     @property
     def differs(self) -> bool:
@@ -113,8 +115,9 @@ class VerifyResult:
         if self.notes["normalises"]:
             yield (
                 f"The step has batch normalisation, which sees only its {part}'s part of the batch: "
-                f"{'use BatchNormalization(synchronized=True), or ' if self.stages is None else ''}verify without it."
+                f"{'use `batch_norm: whole` in the YAML, or ' if self.stages is None else ''}verify without it."
             )
+        yield from (f"In this run AutoDist has warned: {warning}" for warning in self.warnings)
         yield (
             "If the script feeds a step itself, check that the parts of all workers make up the batch of one device: "
             "divide it by ad.num_workers, or use @ad.function(batch='global')."
@@ -184,6 +187,7 @@ def verify_script(
         no_floor,
         of_other["stages"],
         of_other["micro_batches"],
+        of_other["warnings"],
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import random
 import sys
@@ -53,7 +54,8 @@ class Recorder:
         self._recording, self._folder = recording, Path(recording.folder)
         self._steps = 0
         self._is_permuted, self._has_permuted = self.permutes, False
-        self._has_notes = False
+        self._notes: dict[str, Any] = {}
+        self._warnings = _Warnings()
         self._stages: int | None = None
         self._micro_batches = 0
 
@@ -74,6 +76,7 @@ class Recorder:
         random.seed(SEED)
         np.random.seed(SEED)
         tf.random.set_seed(SEED)
+        logging.getLogger("autodist").addHandler(self._warnings)
         sys.excepthook = functools.partial(self._note_error, sys.excepthook)
 
     def kernels(self, kernels: Sequence[AnyKernel]) -> Sequence[AnyKernel]:
@@ -140,11 +143,12 @@ class Recorder:
         return not self._recording.in_float64 or is_in_float64(step)
 
     def _write_notes(self, step: CapturedStep) -> None:
-        if self._has_notes:
+        if self._notes:
+            if self._notes["warnings"] != self._warnings.texts:  # of a step captured since
+                self._store_notes()
             return
-        self._has_notes = True
         ops = sorted({step.graph_index.nodes[name].op for name in _training_nodes(step)})
-        notes = {
+        self._notes = {
             "is_in_float64": is_in_float64(step),
             "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
             "normalises": [op for op in ops if op.startswith("FusedBatchNorm")],
@@ -153,7 +157,11 @@ class Recorder:
             "stages": self._stages,
             "micro_batches": self._micro_batches,
         }
-        (self._folder / NOTES).write_text(json.dumps(notes), encoding="utf-8")
+        self._store_notes()
+
+    def _store_notes(self) -> None:
+        self._notes["warnings"] = list(self._warnings.texts)
+        (self._folder / NOTES).write_text(json.dumps(self._notes), encoding="utf-8")
 
     def _write(self, step: CapturedStep, values: Mapping[str, Any], outputs: Any) -> None:
         trained = {gradient.variable for gradient in step.gradients}
@@ -179,6 +187,17 @@ class Recorder:
         text = str(error) if isinstance(error, AutoDistError) else f"{kind.__name__}: {error}{where}"
         (self._folder / ERROR).write_text(json.dumps(text), encoding="utf-8")
         otherwise(kind, error, trace)
+
+
+class _Warnings(logging.Handler):
+    """Keeps the warnings of AutoDist, which often name the reason why a run differs from that of one device."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
 
 
 def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.ndarray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +57,23 @@ def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: P
     with pytest.raises(SystemExit):  # a script that has caught it
         one.after_step(step, 0, VALUES, dict)
     assert len(list(tmp_path.glob("*.npz"))) == 2
+
+
+def test_warnings_are_noted_also_those_of_later_steps(
+    tmp_path: Path, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    log = logging.getLogger("autodist")
+    monkeypatch.setattr(log, "handlers", list(log.handlers))
+    one = recorder(tmp_path, steps=3)
+    one.begin()
+    log.warning("%s combines examples", "loss")
+    log.info("traced")
+    one.after_step(step, 0, VALUES, dict)
+    assert json.loads((tmp_path / NOTES).read_text())["warnings"] == ["loss combines examples"]
+    logging.getLogger("autodist.capture").warning("another")
+    one.after_step(step, 0, VALUES, dict)
+    assert json.loads((tmp_path / NOTES).read_text())["warnings"] == ["loss combines examples", "another"]
 
 
 def test_other_workers_make_as_many_steps_and_write_nothing(tmp_path: Path, step: Step) -> None:
