@@ -142,7 +142,7 @@ def texts_of(file: Path) -> Iterator[str]:
 
 def quotes() -> list[str]:
     """Returns the quoted messages of the pages, each as one line."""
-    lines = re.findall(r"(?:^> .*\n)+", PAGES["troubleshooting.md"] + PAGES["faults.md"], re.MULTILINE)
+    lines = re.findall(r"(?:^> .*\n)+", PAGES["troubleshooting.md"], re.MULTILINE)
     return [" ".join(line[2:] for line in quote.splitlines()) for quote in lines]
 
 

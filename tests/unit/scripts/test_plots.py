@@ -63,7 +63,7 @@ def test_the_ratios_of_a_page_are_those_of_the_data(page: str) -> None:
             assert told[peer] in (known, without_adagrad), peer
 
 
-@pytest.mark.parametrize(("page", "model"), [("docs/scale.md", "resnet50"), ("docs/scale.md", "embedding")])
+@pytest.mark.parametrize(("page", "model"), [("docs/speed.md", "resnet50"), ("docs/speed.md", "embedding")])
 def test_the_counts_of_a_page_are_those_of_the_data(page: str, model: str) -> None:
     text = (ROOT / page).read_text()
     part = text[text.index(f"scale-{model}.svg") :].split("\n## ")[0]
