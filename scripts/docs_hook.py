@@ -1,6 +1,7 @@
 """MkDocs hook that adds the repository files linked from pages to the site, so that no link is dead.
 
-A page links to such a file by its relative path, `../examples/cluster.yml`, which also works on a code host.
+A page links to such a file by its relative path, `../examples/cluster.yml`, which also works on a code host. A page
+that includes a file of the repository's root, such as CONTRIBUTING.md, gets its text with links between pages.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ FOLDER = "repository"
 """Folder of the site for files that are not pages."""
 
 _LINK = re.compile(r"\]\(\.\./(?P<path>[\w./-]+)\)")
+_INCLUDED = re.compile(r'^--8<-- "(?P<path>[A-Z]+\.md)"$', re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,7 +33,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points the links of a page to the added files."""
+    """Points the links of a page to the added files, and those of an included file to the pages."""
+    markdown = _INCLUDED.sub(lambda found: (ROOT / found["path"]).read_text().replace("](docs/", "]("), markdown)
     return _LINK.sub(lambda link: f"]({_place(link['path'])})", markdown)
 
 
