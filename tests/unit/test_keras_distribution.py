@@ -135,6 +135,17 @@ def test_a_mesh_that_does_not_fit_the_machines_is_refused_with_its_place() -> No
         autodist()
 
 
+def test_a_mesh_that_was_refused_is_not_refused_again_for_the_next_autodist() -> None:
+    refused = rows((3, 1))  # a prompt keeps it, as its exception does
+    keras.distribution.set_distribution(refused)
+    with pytest.raises(StrategyError, match="3 places"):
+        autodist()
+    keras.distribution.set_distribution(None)
+    with autodist().scope():
+        assert keras.distribution.distribution() is None
+    assert refused.device_mesh.shape == (3, 1)
+
+
 def test_a_data_parallel_as_strategy_is_the_strategy_of_the_yaml() -> None:
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}], "strategy": "PS"})
     with AutoDist(resource_spec=spec, strategy=DataParallel()).scope() as ad:

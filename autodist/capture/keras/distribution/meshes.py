@@ -75,6 +75,7 @@ def mesh_of(device_mesh: Any, run: RunSettings | None) -> Mesh:
     Raises:
         StrategyError: an axis or a device is named twice, or the mesh does not arrange all places of the run.
     """
+    _early.discard(device_mesh)  # checked here: an exception may keep it until the script makes its next AutoDist
     names = [str(name) for name in device_mesh.axis_names]
     devices = [str(device) for device in device_mesh.devices.flatten()]
     described = capitalised(describe_mesh(device_mesh))
