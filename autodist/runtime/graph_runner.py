@@ -20,6 +20,7 @@ from autodist.graph.imported import ImportedGraph
 from autodist.runtime.clocks import against
 from autodist.runtime.inbox_loops import InboxLoops
 from autodist.runtime.persistent_buffers import PersistentBuffers
+from autodist.runtime.reserved_threads import ReservedThreads
 from autodist.runtime.timeline import TracedRuns, shared_queues
 
 COLLECTIVE_KEY = 1
@@ -227,8 +228,12 @@ class GraphRunners:
         self.control = GraphRunner(target, plain, lambda: self.inbox_loops.failure)
         """Runs small graphs: control messages, and transfers of variable values."""
         self._opened = [self.control]
+        self.ending_threads = ReservedThreads()
+        """Threads that close sessions."""
+        for _ in range(3):  # two calls of `close`, and the session of `control`
+            self.ending_threads.reserve()
         self.inbox_loops = InboxLoops(
-            worker, workers, lambda graph: tf.compat.v1.Session(target, graph=graph, config=plain)
+            worker, workers, lambda graph: tf.compat.v1.Session(target, graph=graph, config=plain), self.ending_threads
         )
         """Brings the messages of other workers' steps."""
         self.persistent_buffers = PersistentBuffers()
@@ -242,6 +247,7 @@ class GraphRunners:
             if self._target:
                 graph_runner = GraphRunner(self._target, self._config, lambda: self.inbox_loops.failure)
                 self._opened.append(graph_runner)
+                self.ending_threads.reserve()
             prefix = f"step_{self._steps}"
             graph_runner.graph.import_nodes(_with_own_queues(graph_def, prefix), prefix)
         return graph_runner, prefix + "/"
@@ -260,7 +266,7 @@ class GraphRunners:
 
         A session whose runs have used the server of a worker that does not respond may never be closed.
         """
-        _call_within(limit, [self._close_all])
+        self._call_within(limit, [self._close_all])
 
     def _close_all(self) -> None:
         for graph_runner in reversed(self._opened):
@@ -274,17 +280,14 @@ class GraphRunners:
     def end_runs(self, limit: float) -> None:
         """Ends the runs of abandoned sessions, as far as that is possible within `limit` seconds."""
         ends = [functools.partial(self.inbox_loops.close, limit), *(e.session.close for e in self._opened)]
-        _call_within(limit, ends)
+        self._call_within(limit, ends)
 
-
-def _call_within(limit: float, ends: Sequence[Callable[[], object]]) -> None:
-    """Calls functions concurrently; returns when all have returned, or after `limit` seconds."""
-    closing = [threading.Thread(target=end, name="autodist-closing", daemon=True) for end in ends]
-    for thread in closing:
-        thread.start()
-    deadline = time.monotonic() + limit
-    for thread in closing:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    def _call_within(self, limit: float, ends: Sequence[Callable[[], object]]) -> None:
+        """Calls functions concurrently; returns when all have returned, or after `limit` seconds."""
+        closing = [self.ending_threads.start(end) for end in ends]
+        deadline = time.monotonic() + limit
+        for thread in closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _with_own_queues(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:

@@ -14,6 +14,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.imported import ImportedGraph
 from autodist.graph.inboxes import Inbox
 from autodist.graph.names import is_control
+from autodist.runtime.reserved_threads import ReservedThreads
 
 OVERLAPPING = 2
 """Iterations of a loop that overlap, so that the requests of the next one are at the source early."""
@@ -46,13 +47,21 @@ class InboxLoops:
         worker: this worker.
         workers: number of workers.
         open_session: opens a session of this worker's server.
+        ending_threads: threads that close the sessions.
 
     Attributes:
         failure: the first error of a loop; None if there was none.
     """
 
-    def __init__(self, worker: int, workers: int, open_session: Callable[[tf.Graph], tf.compat.v1.Session]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        workers: int,
+        open_session: Callable[[tf.Graph], tf.compat.v1.Session],
+        ending_threads: ReservedThreads,
+    ) -> None:
         self._worker, self._workers, self._open_session = worker, workers, open_session
+        self._ending_threads = ending_threads
         self._lock = threading.Lock()
         self._brought: set[str] = set()
         self._running: list[tuple[tf.compat.v1.Session, threading.Thread]] = []
@@ -77,6 +86,7 @@ class InboxLoops:
             session = self._open_session(graph)
             thread = threading.Thread(target=self._run, args=(session, ends, closes), name="autodist-inboxes")
             thread.daemon = True
+            self._ending_threads.reserve()
             self._running.append((session, thread))
             thread.start()
 
@@ -87,12 +97,10 @@ class InboxLoops:
         """
         with self._lock:
             self._is_closed = True
-            for session, thread in self._running:
-                self._ending += [threading.Thread(target=session.close, daemon=True), thread]
-            self._running = []
-        for thread in self._ending:
-            if thread.ident is None:  # an interrupt may have ended an earlier call before this one was started
-                thread.start()
+            while self._running:  # an interrupt may end this call, and a further call goes on
+                session, thread = self._running[-1]
+                self._ending += [self._ending_threads.start(session.close), thread]
+                self._running.pop()
         deadline = time.monotonic() + limit
         for thread in self._ending:
             thread.join(max(0.0, deadline - time.monotonic()))

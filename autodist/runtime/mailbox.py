@@ -40,7 +40,7 @@ class Mailbox:
     def __init__(self, graph_runners: GraphRunners, worker: int, workers: int) -> None:
         control, here = graph_runners.control, cpu_of(worker, workers)
         others = range(1, workers) if worker == 0 else [0]
-        self._loops = graph_runners.inbox_loops
+        self._loops, self._ending_threads = graph_runners.inbox_loops, graph_runners.ending_threads
         self._inboxes = [_mail(other, worker) for other in others]
         with control.graph.as_default():
             content = tf.compat.v1.placeholder(tf.string, [])
@@ -74,6 +74,7 @@ class Mailbox:
     def start(self) -> None:
         """Starts reading."""
         self._loops.bring(self._inboxes)
+        self._ending_threads.reserve()
         for other in self._takes:
             reader = threading.Thread(target=self._read, args=(other,), name="autodist-mailbox", daemon=True)
             self._readers.append(reader)
@@ -82,8 +83,7 @@ class Mailbox:
     def close(self) -> None:
         """Stops reading, even if other workers have gone. Later messages stay unread."""
         if any(reader.is_alive() for reader in self._readers):
-            ending = threading.Thread(target=self._end, name="autodist-mailbox-end", daemon=True)
-            ending.start()  # in a thread: the session may no longer answer
+            ending = self._ending_threads.start(self._end)  # in a thread: the session may no longer answer
             ending.join(_END_LIMIT)
             for reader in self._readers:
                 reader.join(0 if ending.is_alive() else _END_LIMIT)

@@ -15,6 +15,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.inboxes import SOURCE, Inbox, inboxes_of, queue_of
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.inbox_loops import IN_ITERATION, OVERLAPPING, SMALL_BYTES, SMALL_IN_ITERATION, InboxLoops
+from autodist.runtime.reserved_threads import ReservedThreads
 from tests.unit.runtime.servers import LIMIT, running, start_servers
 
 WORKERS = 3
@@ -187,7 +188,7 @@ class Unresponsive:
 
 def test_loops_that_do_not_end_are_left_and_waited_for_again() -> None:
     session = Unresponsive()
-    loops = InboxLoops(0, WORKERS, lambda graph: session)  # type: ignore[arg-type, return-value]
+    loops = InboxLoops(0, WORKERS, lambda graph: session, ReservedThreads())  # type: ignore[arg-type, return-value]
     loops.bring([inbox("left")])
     assert not loops.close(0.01)
     session.responds.set()
@@ -216,7 +217,7 @@ class LostWhileClosed:
 def test_a_failed_loop_may_be_closed_while_it_closes_its_inboxes() -> None:
     """An error in the thread of the loops would fail this test."""
     session = LostWhileClosed()
-    loops = InboxLoops(0, WORKERS, lambda graph: session)  # type: ignore[arg-type, return-value]
+    loops = InboxLoops(0, WORKERS, lambda graph: session, ReservedThreads())  # type: ignore[arg-type, return-value]
     loops.bring([inbox("lost")])
     session.closes_inboxes.wait()
     assert loops.close(LIMIT) and isinstance(loops.failure, tf.errors.UnavailableError)
@@ -225,7 +226,8 @@ def test_a_failed_loop_may_be_closed_while_it_closes_its_inboxes() -> None:
 def test_loops_whose_end_was_interrupted_end_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Unresponsive()
     monkeypatch.setattr(session, "close", session.responds.set)
-    loops = InboxLoops(0, WORKERS, lambda graph: session)  # type: ignore[arg-type, return-value]
+    threads = ReservedThreads(needs_reserve=False)
+    loops = InboxLoops(0, WORKERS, lambda graph: session, threads)  # type: ignore[arg-type, return-value]
     loops.bring([inbox("interrupted")])
 
     def interrupted(thread: threading.Thread) -> None:
