@@ -139,7 +139,7 @@ def test_without_root_the_missing_packages_are_named(tree: pathlib.Path) -> None
 
 
 def test_scripts_are_bash_that_parses_and_say_what_they_are_for() -> None:
-    for name in ("demo", "test", "nightly"):
+    for name in ("demo", "test", "nightly", "versions"):
         path = ROOT / "scripts" / name
         subprocess.run(["bash", "-n", path], check=True, timeout=20)
         help_text = subprocess.run([path, "--help"], capture_output=True, text=True, check=True, timeout=20).stdout
