@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+from collections.abc import Mapping
 
 from tensorflow.python.eager import context  # knows whether there are devices
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # options of the C library's mallopt
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8  # options of the C library's mallopt
 _UNMAPPED_BYTES, _UNMAPPED_BYTES_BESIDE_POOL = 1 << 20, 4 << 20
 _TRIMMED_BYTES = 16 << 20
 _POOL, _POOL_LIMIT = "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 """Environment variables that TensorFlow reads when it creates the devices of this process."""
+_ARENA_VARIABLES = frozenset({"MALLOC_ARENA_MAX", "GLIBC_TUNABLES"})
+"""Environment variables by which a user may have limited the heaps."""
 
 
 def pool_tensors() -> None:
@@ -47,11 +50,27 @@ def unmap_freed_blocks() -> None:
     activations, these heaps can take several times the memory of the tensors. Large are blocks of at least 1 MiB; next
     to a pool of the tensors, when only messages are such blocks, of at least 4 MiB. Has an effect only with glibc.
     """
+    unmapped = _UNMAPPED_BYTES_BESIDE_POOL if has_pool() else _UNMAPPED_BYTES
+    _set_options({_MMAP_THRESHOLD: unmapped, _TRIM_THRESHOLD: 2 * unmapped})
+
+
+def limit_heaps(cores: int) -> None:
+    """Limits the C library to as many heaps as this process has cores, or to those that exist already.
+
+    By default it makes up to eight for each core. The threads of a server allocate messages in all of them, and each
+    heap keeps some that were freed. More heaps than cores save no processor time, since no more threads run at once.
+
+    Has an effect only with glibc, and before the process has eight heaps. The user's environment variables stay.
+    """
+    if not _ARENA_VARIABLES.intersection(os.environ):
+        _set_options({_ARENA_MAX: cores})
+
+
+def _set_options(options: Mapping[int, int]) -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
-        unmapped = _UNMAPPED_BYTES_BESIDE_POOL if has_pool() else _UNMAPPED_BYTES
-        set_option(_MMAP_THRESHOLD, unmapped)
-        set_option(_TRIM_THRESHOLD, 2 * unmapped)
+        for option, value in options.items():
+            set_option(option, value)
 
 
 def trim_heaps() -> None:

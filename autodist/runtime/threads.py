@@ -9,6 +9,8 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from autodist.runtime.heaps import limit_heaps
+
 log = logging.getLogger("autodist")
 
 COLLECTIVE_LEADER = "/job:worker/replica:0/task:0"
@@ -43,8 +45,7 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
     concurrent operations would compete for the same cores: on two cores, a step of dense layers takes a third more
     time, one of small convolutions twice as much.
     """
-    beside = sum(w.node.address == workers[index].node.address for w in workers)
-    cores = workers[index].cores or max(1, len(os.sched_getaffinity(0)) // beside)
+    cores = _cores_of(workers, index)
     on_cpu = sum(device.startswith("cpu:") for device in workers[index].devices)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=max(1, cores // max(1, on_cpu)),
@@ -60,6 +61,12 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
     return config
 
 
+def _cores_of(workers: Sequence[WorkerLike], index: int) -> int:
+    """Returns the number of cores of worker `index`."""
+    beside = sum(w.node.address == workers[index].node.address for w in workers)
+    return workers[index].cores or max(1, len(os.sched_getaffinity(0)) // beside)
+
+
 def _set_graph_options(graph_options: tf.compat.v1.GraphOptions) -> None:
     """Sets the options that the script has passed to `tf.config.optimizer`."""
     rewrite_options = graph_options.rewrite_options
@@ -71,7 +78,12 @@ def _set_graph_options(graph_options: tf.compat.v1.GraphOptions) -> None:
 
 
 def share_cores(workers: Sequence[WorkerLike], index: int) -> None:
-    """Limits the threads of TensorFlow's eager operations to the same cores, if no operation has run yet."""
+    """Limits the threads of TensorFlow's eager operations to the same cores, if no operation has run yet.
+
+    With several workers, it also limits the heaps of the process, whose server will have about a hundred threads.
+    """
+    if len(workers) > 1:
+        limit_heaps(_cores_of(workers, index))
     config = session_config(workers, index)
     try:
         tf.config.threading.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)

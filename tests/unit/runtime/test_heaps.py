@@ -89,3 +89,40 @@ def test_tensors_are_in_a_pool(
         [sys.executable, "-c", POOL.format(is_late=is_late)], capture_output=True, text=True, timeout=120, check=True
     )
     assert found.stdout.split() == [str(has_pool)] * 2
+
+
+THREADS = 12
+ALLOCATE = f"""
+import ctypes
+import threading
+
+from autodist.runtime.heaps import limit_heaps
+
+library = ctypes.CDLL(None)
+limit_heaps(4)
+barrier = threading.Barrier({THREADS} + 1)
+
+def allocate():
+    library.malloc(2000)
+    barrier.wait()
+    barrier.wait()  # a thread that ends gives its heap to the next one
+
+threads = [threading.Thread(target=allocate) for _ in range({THREADS})]
+for thread in threads:
+    thread.start()
+barrier.wait()
+library.malloc_stats()
+barrier.wait()
+"""
+
+
+@pytest.mark.parametrize(("user", "heaps"), [(None, 4), ("6", 6)], ids=["by default", "the user's own limit"])
+def test_threads_share_as_many_heaps_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, user: str | None, heaps: int
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    if user is not None:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", user)
+    found = subprocess.run([sys.executable, "-c", ALLOCATE], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stderr.count("\nArena ") + found.stderr.startswith("Arena ") == heaps
