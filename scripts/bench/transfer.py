@@ -15,6 +15,7 @@ import tensorflow as tf
 from autodist.graph.devices import cpu_of
 from autodist.graph.inboxes import Inbox, queue_of
 from autodist.runtime.inbox_loops import InboxLoops
+from autodist.runtime.reserved_threads import ReservedThreads
 from bench.jobs import INBOX_LOOP
 
 LISTEN_LIMIT = 60.0
@@ -48,7 +49,9 @@ def transfer(
         effects = [_end(to, message, index, workers, uses_loop) for (_, to), message in messages.items()]
         session = tf.compat.v1.Session(server.target, graph=graph, config=config)
     if uses_loop:
-        loops = InboxLoops(index, workers, lambda graph: tf.compat.v1.Session(server.target, graph=graph))
+        loops = InboxLoops(
+            index, workers, lambda graph: tf.compat.v1.Session(server.target, graph=graph), ReservedThreads()
+        )
         loops.bring(message for (_, to), message in messages.items() if to == index)
         atexit.register(loops.close, CLOSE_LIMIT)
     run = session.make_callable(effects)
