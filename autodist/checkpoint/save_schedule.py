@@ -17,6 +17,7 @@ from autodist.cluster.failure import LEAVING
 from autodist.cluster.preemption_notice import PreemptionNotice
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError
+from autodist.runs.late_processes import LateProcesses
 from autodist.runs.lost_run import Joining
 from autodist.runs.missing_machines import MissingMachines
 from autodist.runs.restarts import may_start_again
@@ -146,7 +147,11 @@ class Growth(SaveRequest):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._joining: Joining | None = None
-        self._machines = MissingMachines(run.spec, run.builder, self._save_for)
+        self._machines: MissingMachines | LateProcesses = (
+            LateProcesses(run.spec, self._save_for)
+            if run.spec.is_given
+            else MissingMachines(run.spec, run.builder, self._save_for)
+        )
 
     def begin(self) -> None:
         """Starts to look, until the end of the run."""

@@ -54,6 +54,14 @@ Join = Annotated[
 Index = Annotated[
     int | None, typer.Option(min=0, help="Index of this process; the one with 0, the chief, also needs --workers.")
 ]
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MIN:MAX",
+        help="Start with MIN processes of a scheduler or more, and take in up to MAX; in place of --workers for a "
+        "process with --index. Needs `checkpoint` in the YAML, or --max-restarts.",
+    ),
+]
 MaxRestarts = Annotated[
     int | None,
     typer.Option(

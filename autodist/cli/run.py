@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -19,6 +19,7 @@ from autodist.cli.options import (
     IsModule,
     Join,
     MaxRestarts,
+    Nodes,
     Replicas,
     Script,
     Strategy,
@@ -28,7 +29,14 @@ from autodist.cli.options import (
 from autodist.cli.plan import make_plans_quietly, show
 from autodist.cli.script import Target
 from autodist.cluster.environments.follower import FollowerOrder, follow
-from autodist.cluster.environments.launcher_env import CHIEF, INDEX, WORKERS, GivenCluster, host_and_port_of
+from autodist.cluster.environments.launcher_env import (
+    CHIEF,
+    INDEX,
+    MAX_WORKERS,
+    WORKERS,
+    GivenCluster,
+    host_and_port_of,
+)
 from autodist.cluster.environments.launchers import find, require
 from autodist.cluster.script import Script as ScriptToRun
 from autodist.logs.tables import text_table
@@ -49,6 +57,7 @@ def run(
     replicas: Replicas = None,
     join: Join = None,
     index: Index = None,
+    nodes: Nodes = None,
     max_restarts: MaxRestarts = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the processes that would be started, and the plan; start nothing.")
@@ -74,6 +83,8 @@ def run(
 
     * `autodist run --join 10.0.0.1:15000 --index 1 train.py`
 
+    * `autodist run --join 10.0.0.1:15000 --index 0 --nodes 2:8 --max-restarts 3 train.py`
+
     * `autodist run --cluster cluster.yml --dry-run -m package.train --epochs 3`
     """
     target = Target(script, is_module, arguments or [])
@@ -82,10 +93,14 @@ def run(
     if join is None:
         CliOverrides(file, workers)  # checks the options before the file is read
     spec = None if file is None else ResourceSpec.from_file(file)  # fails early, before TensorFlow is imported
-    given = find_given(spec, join, index, workers)
+    limits_of_count = None if nodes is None else NodeRange.parse(nodes)
+    given = find_given(spec, join, index, workers, limits_of_count)
     if given is not None:
         _require_no_dry_run(dry_run)
-        overrides = CliOverrides(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
+        overrides = CliOverrides(
+            file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts,
+            min_nodes=None if limits_of_count is None else limits_of_count.least,
+        )  # fmt: skip
         limits = spec or Timeouts()
         if given.index:
             follow(FollowerOrder(given, _script(target), limits.join_timeout))
@@ -100,8 +115,36 @@ def run(
     os.execve(sys.executable, [sys.executable, *_LAUNCHED, *target.words], os.environ | variables)
 
 
+@dataclass(frozen=True)
+class NodeRange:
+    """The numbers of processes with which a run may train: `--nodes MIN:MAX`."""
+
+    least: int
+    most: int
+
+    @staticmethod
+    def parse(text: str) -> NodeRange:
+        """Parses "2:8"; a single number stands for both.
+
+        Raises:
+            UsageError: the text has another form, or the first number is the larger one.
+        """
+        parts = text.split(":")
+        is_number = all(part.isascii() and part.isdecimal() and 0 < len(part) < 7 for part in parts)
+        if len(parts) > 2 or not is_number or not 1 <= int(parts[0]) <= int(parts[-1]) <= MAX_WORKERS:
+            raise UsageError(
+                f"--nodes is {text[:60]!r}; allowed: MIN:MAX, two whole numbers from 1 to {MAX_WORKERS} of which the "
+                "first is not the larger one, such as 2:8."
+            )
+        return NodeRange(int(parts[0]), int(parts[-1]))
+
+
 def find_given(
-    spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None
+    spec: ResourceSpec | None,
+    join: str | None,
+    index: int | None,
+    workers: int | None,
+    nodes: NodeRange | None = None,
 ) -> GivenCluster | None:
     """Returns the role of this process in a `nodes: given` cluster; None if it has none or its options name machines.
 
@@ -109,14 +152,20 @@ def find_given(
         UsageError: the options contradict one another.
         ResourceSpecError: the environment is malformed.
     """
+    if nodes is not None and (workers is not None or (spec is not None and not spec.is_given)):
+        other = "--workers" if workers is not None else "the YAML of --cluster"
+        raise UsageError(f"--nodes and {other} both set the number of workers; leave out one of them.")
     if join is not None or index is not None:
-        _join_by_hand(spec, join, index, workers)
+        _join_by_hand(spec, join, index, workers if nodes is None else nodes.most)
     elif (not spec.is_given) if spec is not None else workers is not None:
         return None
-    if spec is not None:
-        return require(os.environ)
-    given = find(os.environ)
-    return None if given is None or given.count == 1 else given
+    given = require(os.environ) if spec is not None or nodes is not None else find(os.environ)
+    if nodes is not None and given is not None and given.count not in (None, nodes.most):
+        raise UsageError(
+            f"--nodes {nodes.least}:{nodes.most}, but there are {given.count} processes ({given.form}); allowed as the "
+            f"second number: {given.count}."
+        )
+    return None if given is None or (given.count == 1 and spec is None) else given
 
 
 def _join_by_hand(spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None) -> None:
@@ -126,7 +175,7 @@ def _join_by_hand(spec: ResourceSpec | None, join: str | None, index: int | None
     if spec is not None and not spec.is_given:
         raise UsageError("--join is for processes that are started by hand, but the YAML of --cluster names machines.")
     if index == 0 and workers is None:
-        raise UsageError("the chief, --index 0, needs the number of processes: add --workers.")
+        raise UsageError("the chief, --index 0, needs the number of processes: add --workers, or --nodes MIN:MAX.")
     host_and_port_of(join, "--join", None)
     os.environ |= {CHIEF: join, INDEX: str(index)}
     if workers is not None:

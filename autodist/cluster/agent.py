@@ -195,11 +195,17 @@ class Agent:
         assert self._reserved_port is not None, "Facts with a port come before Start"
         try:
             _require_loopback(start.forwarded)
-            self._script = LaunchedScript(start, self._reserved_port, self._stop_timeout, self.send, self._ended.set)
+            self._script = LaunchedScript(
+                start, self._reserved_port, self._stop_timeout, self.send, self._on_script_end
+            )
         except ClusterError as error:
             self.send(Lost(str(error)))
             self._ended.set()
         self._on_preempt = start.membership.on_preempt
+
+    def _on_script_end(self) -> None:
+        """Called from a thread when the script has ended and this was sent to the coordinator."""
+        self._ended.set()
 
     def _answer_for(self, script: RunningScript) -> None:
         if not script.is_stopped():

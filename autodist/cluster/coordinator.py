@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach
 from autodist.cluster.agent import find_facts
+from autodist.cluster.environments.start_rendezvous import elastic_rendezvous
 from autodist.cluster.failure import Ending, choose_cause
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.preflight import check_all, compared_packages
@@ -78,6 +79,7 @@ class Coordinator:
 
     Attributes:
         on_leaving: called with the name of each worker that received SIGTERM, once, from a thread of the coordinator.
+        starts_again: of an elastic run, returns True if the processes are to join another start; called at the end.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Coordinator:
         self._on_failure, self._script, self._environment = on_failure, script, environment
         self._process = os.getpid()
         self.on_leaving: Callable[[str], None] = lambda worker: None
+        self.starts_again: Callable[[], bool] = lambda: False
         self._changed = Condition()  # guards all fields below and the fields of the connections
         self._group = WorkerGroup(spec, self._changed, self._note_ending, self._note_leaving)
         self._phase = _Phase.PREPARING
@@ -381,7 +384,8 @@ class Coordinator:
         self._group.output.drain(_SHOWN_LIMIT)  # the error is shown below the worker's output
         with self._changed:
             self._cause = cause
-        self._group.send(Stop(cause.reason, cause.worker, cause.last_lines))
+        # The chief knows at the end of its script if an elastic run starts again.
+        self._group.send(Stop(cause.reason, cause.worker, cause.last_lines, is_last=not self._spec.is_elastic))
         self._on_failure(cause)
         with self._changed:
             self._is_reported = True
@@ -414,6 +418,7 @@ class Coordinator:
             )  # fmt: skip
             self._stop_all(Stop())
         else:
+            self._dismiss_standby(starts_again=False)
             self._close(shown_limit=self._spec.end_timeout)
         if self._endings:
             raise choose_cause(self._endings).error()
@@ -430,8 +435,15 @@ class Coordinator:
         with self._changed:
             self._phase = _Phase.STOPPED
             self._changed.notify_all()
-        self._group.send(stop)
+        starts_again = self._spec.is_elastic and self.starts_again()
+        self._dismiss_standby(starts_again)  # first: it also keeps those that end from joining this start again
+        self._group.send(replace(stop, starts_again=starts_again))
         self._close()
+
+    def _dismiss_standby(self, starts_again: bool) -> None:
+        rendezvous = elastic_rendezvous() if self._spec.is_elastic else None
+        if rendezvous is not None:
+            rendezvous.dismiss(starts_again)
 
     def _close(self, shown_limit: float = _SHOWN_LIMIT) -> None:
         """Closes the connections, releases the chief's port, and writes the pending output."""

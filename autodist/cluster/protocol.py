@@ -282,11 +282,27 @@ class Stop(Message):
         reason: reason of the failure that ends the run; empty if nothing is wrong.
         worker: name of the worker that has failed; empty if none has.
         last_lines: the last lines that it printed.
+        is_last: False if another `Stop` follows, once the chief knows if the run starts again. The agent then ends the
+            script, and goes on.
+        starts_again: True if the run starts again, and the process of this agent is to join it again.
     """
 
     reason: _Text = ""
     worker: _Text = ""
     last_lines: tuple[_Text, ...] = ()
+    is_last: bool = True
+    starts_again: bool = False
+
+
+@dataclass(frozen=True)
+class Notice(Message):
+    """Chief to the agent of a process that a scheduler has started: a text for the process's output.
+
+    Attributes:
+        text: the text.
+    """
+
+    text: _Text
 
 
 @dataclass(frozen=True)

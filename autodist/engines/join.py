@@ -227,6 +227,12 @@ def _read_cluster(cluster: str | os.PathLike[str] | ResourceSpec | Mapping[str, 
             "autodist.join takes no machines, since its processes run already, and the cluster names some. Write "
             "`nodes: given`, or start the machines by `AutoDist(…)` in a script."
         )
+    if spec.min_nodes is not None:
+        raise ResourceSpecError(
+            f"min_nodes is {spec.min_nodes}, but the process of a function takes part in one start only, since a "
+            "TensorFlow server cannot be stopped. Leave it out; the program that runs the function may call it again "
+            "in new processes, which continue from the last checkpoint."
+        )
     if spec.checkpoint is not None and spec.checkpoint.on_preempt:
         raise ResourceSpecError(
             "checkpoint.on_preempt needs SIGTERM, which belongs to the program that runs the function. Leave it out, "

@@ -136,7 +136,7 @@ class YamlKeys(Timeouts):
 
     @model_validator(mode="after")
     def _check_min_nodes(self) -> Self:
-        if self.min_nodes is not None and self.min_nodes > len(self.nodes):
+        if self.min_nodes is not None and not self.is_given and self.min_nodes > len(self.nodes):
             count = len(self.nodes)
             raise Fault(
                 f"{self.min_nodes} is more than the number of nodes, {count}; allowed: 1 to {count}", "min_nodes"

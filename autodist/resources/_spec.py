@@ -21,6 +21,9 @@ from autodist.resources._workers import Allotment, Replica, Worker, allot, assig
 from autodist.resources._yaml import read_text, read_yaml
 from autodist.resources.measurements import Measurements
 
+_OF_PROCESSES = ("min_nodes", "rejoin_interval")
+"""The keys that are about processes, not about nodes, if a scheduler starts them."""
+
 
 class ResourceSpec(YamlKeys):
     """The machines, the SSH access to them, and the user's settings for strategy, batches and timeouts.
@@ -49,7 +52,8 @@ class ResourceSpec(YamlKeys):
         firewall: "auto" if the run admits only its own machines to the ports of its servers; "none" or None: it sets
             no firewall.
         max_restarts: the number of times that all workers may restart after one of them was lost.
-        min_nodes: number of nodes needed for a start; unreachable nodes are left out. None: all.
+        min_nodes: number of nodes needed for a start; unreachable nodes are left out. None: all. With `nodes: given`,
+            the number of processes.
         rejoin_interval: seconds between two attempts to reach the nodes that were left out; None: 60.
         sync: the folder that is copied to the machines; None: they already have the script.
         checkpoint: settings of automatic checkpoints; None: none are saved.
@@ -107,9 +111,10 @@ class ResourceSpec(YamlKeys):
     def from_payload(cls, payload: str) -> ResourceSpec:
         """Returns a spec equal to the one that `to_payload` was called on, allotments included; reads no file."""
         content = json.loads(payload)
+        counted = {name: content["spec"].pop(name) for name in _OF_PROCESSES if content["is_given"]}
         spec = cls._parse(content["spec"], Source(content["file"], content["lines"]))
         allotments = tuple(Allotment(tuple(devices), cores, port) for devices, cores, port in content["allotments"])
-        made = spec.model_copy(update={"is_given": content["is_given"], "allotments": allotments})
+        made = spec.model_copy(update={"is_given": content["is_given"], "allotments": allotments} | counted)
         return made.with_micro_batches(content["micro_batches"]).with_mesh_rows(content["mesh_rows"])
 
     def as_given(self) -> ResourceSpec:
@@ -124,9 +129,10 @@ class ResourceSpec(YamlKeys):
             nodes: the nodes as mappings, as in the YAML; the chief's is the first.
             allotments: the allotments of their workers.
         """
-        made = self.from_dict({**self.to_dict(), "nodes": nodes})
+        counted = {name: getattr(self, name) for name in _OF_PROCESSES}
+        made = self.from_dict({**self.to_dict(), "nodes": nodes, **dict.fromkeys(_OF_PROCESSES)})
         kept = {"source": self.source, "strategy": self.strategy, "is_given": True, "allotments": tuple(allotments)}
-        return made.model_copy(update=kept)
+        return made.model_copy(update=kept | counted)
 
     def without(self, addresses: Collection[str]) -> ResourceSpec:
         """Returns this spec without some of its nodes; the chief's must not be among them."""
@@ -148,6 +154,11 @@ class ResourceSpec(YamlKeys):
     def missing(self) -> tuple[Node, ...]:
         """The nodes that were left out of this start."""
         return tuple(node for node in self.listed if node not in self.nodes)
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if a scheduler starts the processes, and some of them suffice for a start."""
+        return self.is_given and self.min_nodes is not None
 
     @property
     def takes_machines_in(self) -> bool:

@@ -30,6 +30,7 @@ class CliOverrides:
             the script decides.
         given: True if a scheduler has started this process and those of the other workers.
         max_restarts: number of restarts of all workers after a worker was lost; None if the YAML decides.
+        min_nodes: number of processes that suffice for a start, if `given`; None if the YAML decides.
         traceback: True to show AutoDist's own errors with a traceback.
     """
 
@@ -39,6 +40,7 @@ class CliOverrides:
     strategy: str | None = None
     given: bool = False
     max_restarts: int | None = None
+    min_nodes: int | None = None
     traceback: bool = False
 
     def __post_init__(self) -> None:
@@ -88,8 +90,10 @@ class CliOverrides:
         Raises:
             ResourceSpecError: the machines cannot be used.
         """
+        set_here = {"max_restarts": self.max_restarts, "min_nodes": self.min_nodes}
+        update = {key: value for key, value in set_here.items() if value is not None}
         spec = self._machines(from_script, gpus)
-        return spec if self.max_restarts is None else spec.model_copy(update={"max_restarts": self.max_restarts})
+        return spec.model_copy(update=update) if update else spec
 
     def _machines(self, from_script: Callable[[], ResourceSpec], gpus: Callable[[], int]) -> ResourceSpec:
         if self.cluster is not None:

@@ -8,13 +8,15 @@ import logging
 import os
 import signal
 
+from autodist.cluster.environments.start_rendezvous import elastic_rendezvous
 from autodist.cluster.hosted_function import HostedFunction
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError
 from autodist.logs.formatting import summary_of
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.file_sharding import NO_FILES_SHARDED
-from autodist.runs.growth import continue_after
+from autodist.runs.growth import continue_after, starts_again_after
+from autodist.runs.lost_run import LostRun
 from autodist.runs.run import Run
 from autodist.runs.undistributed import UndistributedScript
 
@@ -28,6 +30,8 @@ def end_with_script(run: Run, alone: UndistributedScript) -> None:
         run: the run.
         alone: what the script trains by itself.
     """
+    if run.spec.is_elastic:
+        run.end.decide_with(functools.partial(_starts_again, run))
     atexit.register(end_at_exit, run, alone, os.getpid())
 
 
@@ -55,7 +59,10 @@ def end_at_exit(run: Run, alone: UndistributedScript, process: int) -> None:
     try:
         if not watch_script_end().is_bad:
             _warn_at_the_end(run, alone)
-        if not _finishes_well(run):
+        is_well = _finishes_well(run)
+        if run.spec.is_elastic and (rendezvous := elastic_rendezvous()):
+            rendezvous.dismiss(not is_well and _starts_again(run))
+        if not is_well:
             _restart(run)
     except SystemExit:
         return  # SIGTERM ends the process with this exception
@@ -94,8 +101,18 @@ def _finishes_well(run: Run) -> bool:
 
 
 def _restart(run: Run) -> None:
-    if run.recorder is not None or (run.spec.max_restarts == 0 and run.spec.min_nodes is None):
-        return
-    lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step, run.saved_as)
+    lost = _lost(run)
     if lost is not None:
         continue_after(lost, run.spec, run.builder)
+
+
+def _starts_again(run: Run) -> bool:
+    lost = _lost(run)
+    return lost is not None and starts_again_after(lost, run.spec)
+
+
+def _lost(run: Run) -> LostRun | None:
+    """Returns how the run was lost; None if it was not, or if it starts again after no loss."""
+    if run.recorder is not None or (run.spec.max_restarts == 0 and run.spec.min_nodes is None):
+        return None
+    return run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step, run.saved_as)

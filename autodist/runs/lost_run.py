@@ -14,7 +14,7 @@ class Joining:
     """Machines that can join a run.
 
     Attributes:
-        addresses: their addresses.
+        addresses: their addresses; in an elastic run, the numbers of the processes.
         reason: the reason why they join now, as a clause of a sentence.
         left_out: addresses of the nodes that the next start leaves out.
         workers: number of workers before and after.
@@ -29,6 +29,8 @@ class Joining:
 @dataclass(frozen=True)
 class LostRun:
     """The failure by which a run was lost.
+
+    In an elastic run, the numbers of processes stand in place of the addresses of nodes.
 
     Attributes:
         error: the error as raised in the script.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from autodist.resources import Node, ResourceSpec
 from autodist.strategies import BuildsStrategy, find_mesh
@@ -19,6 +19,8 @@ def nodes_to_leave_out(
         spec: the machines.
         builder: the strategy builder; its mesh may need whole rows, and so leave out more nodes.
     """
+    if spec.is_given:
+        return ()  # the scheduler starts the processes, and those that join a start are in it
     left = nodes_in_whole_rows([node for node in spec.nodes if node.address not in addresses], spec, builder)
     if not addresses or len(left) < (spec.min_nodes or len(spec.nodes)):
         return ()
@@ -34,3 +36,9 @@ def nodes_in_whole_rows(nodes: Sequence[Node], spec: ResourceSpec, builder: Buil
     for worker in spec.workers:
         devices[worker.node.address] += len(worker.devices)
     return nodes[: mesh.whole_rows([devices[node.address] for node in nodes])]
+
+
+def processes_in_whole_rows(builder: BuildsStrategy) -> Callable[[Sequence[int]], int]:
+    """Returns a function of the numbers of devices of processes: how many of the first ones a run can have."""
+    mesh = find_mesh(builder)
+    return len if mesh is None else mesh.whole_rows

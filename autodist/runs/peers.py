@@ -75,6 +75,7 @@ class Peers:
         failure: failure of another worker; None until the chief detects one.
         is_raised: True if the script has seen that failure raised.
         on_leaving: called on the chief, from another thread, with the name of a worker that has received SIGTERM.
+        starts_again: called on the chief, at the end; returns True if the processes are to join another start.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Peers:
         self.call_mismatch: tuple[str, str] | None = None
         self.failure: WorkerFailedError | None = None
         self.on_leaving: Callable[[str], None] = lambda worker: None
+        self.starts_again: Callable[[], bool] = lambda: False
         self._lines_at_failure = 0
         self.is_raised = False
 
@@ -143,6 +145,7 @@ class Peers:
             self._launch = under_way or WorkerLaunch.take_early(*start) or WorkerLaunch(*start, self._script)
             self._launch.on_failure = self._on_failure
             self._launch.coordinator.on_leaving = self._on_leaving
+            self._launch.coordinator.starts_again = self._starts_again
 
     def check(self) -> None:
         """Raises, in the chief's script, the failure of another worker before the first step.
@@ -262,6 +265,9 @@ class Peers:
 
     def _on_leaving(self, worker: str) -> None:
         self.on_leaving(worker)
+
+    def _starts_again(self) -> bool:
+        return self.starts_again()
 
     def fail(self, error: BaseException) -> None:
         """Raises `error` in every present and future call that waits for other workers."""

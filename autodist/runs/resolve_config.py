@@ -15,6 +15,7 @@ from autodist.reading.file_sharding import reason_not_sharded
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.dry_run import active_dry_run
+from autodist.runs.late_processes import quorum_of
 from autodist.runs.restarts import earlier_starts, require_can_restart
 from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_mesh, find_pipeline
 from autodist.verify.recorder import recorder
@@ -66,7 +67,8 @@ def resolve(
     if spec.shard is not None and reason is not None:
         raise spec.shard_refused(reason)
     if spec.is_given:
-        spec = join_rendezvous(spec, overrides.replicas, _count_gpus)
+        quorum = quorum_of(spec, chosen) if spec.is_elastic and recording is None else None
+        spec = join_rendezvous(spec, overrides.replicas, _count_gpus, quorum)
     else:
         warn_if_alone(len({node.address for node in spec.nodes}))
     return arranged(chosen, spec), chosen

@@ -12,9 +12,10 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from autodist.cluster.environments.start_rendezvous import elastic_rendezvous
 from autodist.cluster.failure import is_of_machines, would_repeat
 from autodist.cluster.re_exec import cannot_re_exec, has_lost_input, re_exec_at_the_end
 from autodist.cluster.script_end import watch_script_end
@@ -46,8 +47,10 @@ class EarlierStarts:
         saved: step of the last checkpoint; None: none was saved.
         saved_as: path of that checkpoint.
         seeds: seeds of the script's runs, reused in the same order.
-        left_out: addresses of nodes that this start leaves out.
-        joined: addresses of nodes that this start has taken in; (): it was made for another reason.
+        left_out: addresses of nodes that this start leaves out; with `nodes: given`, numbers of processes.
+        joined: addresses of nodes, or numbers of processes, that this start has taken in; (): it was made for another
+            reason.
+        expected: numbers of the processes, started by a scheduler, that join this start again.
         failed_joins: for each address, the number of starts that took the node in and failed with it.
         refused: for each address, the last reported reason why the node cannot be used.
     """
@@ -59,6 +62,7 @@ class EarlierStarts:
     saved_as: str | None = None
     seeds: tuple[int, ...] = ()
     left_out: tuple[str, ...] = ()
+    expected: tuple[int, ...] = ()
     joined: tuple[str, ...] = ()
     failed_joins: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -114,10 +118,11 @@ def require_can_restart(spec: ResourceSpec) -> None:
             "`max_restarts`, to leave out nodes at a restart only."
         )
     reason = cannot_re_exec()
-    if spec.is_given:
+    if spec.is_given and spec.min_nodes is None:
         reason = (
-            "a scheduler has started the processes (`nodes: given`), and AutoDist cannot start one again; let the "
-            "scheduler restart the job, whose script continues from its last checkpoint"
+            "a scheduler has started the processes (`nodes: given`), and AutoDist cannot start one again. Set "
+            "`min_nodes`, with which a run starts again with the processes that remain, or let the scheduler restart "
+            "the job, whose script continues from its last checkpoint"
         )
     elif len(spec.workers) == 1 and spec.min_nodes is None:
         reason = "there is one worker, the script's own process, and no other process could restart it; use 0"
@@ -153,18 +158,41 @@ def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = 
         if lost.chief_leaves:
             watch_script_end().end_by(signal.SIGTERM)
         return
+    if spec.is_given and not isinstance(lost.error, WorkerFailedError):
+        return  # its processes were told that it ends
     count, wait = earlier.count + 1, backoff(earlier.count + 1, lost.is_of_machines)
     left_out = nodes_to_leave_out(lost.leaving, spec, builder)
     log.warning(
-        "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s%s",
-        source_of(lost), count, limit, wait, lost.place, lost.fault,
+        "all workers start again from %s%s (restart %d of %d, in %g s), since %s %s.%s%s",
+        source_of(lost), _format_workers(lost, spec), count, limit, wait, lost.place, lost.fault,
         f" {_format_left_out(left_out, spec)}." if left_out else "",
         " What was read of standard input is gone." if has_lost_input() else "",
     )  # fmt: skip
+    left_out = earlier.left_out if spec.is_given else left_out
     state = replace(earlier, count=count, fault=lost.fault, step=lost.step, left_out=left_out, joined=())
     Event().wait(wait)
     are_known = not left_out and not lost.missing
     start_again(state, lost, environment_of(spec, WorkerLaunch.current_script()) if are_known else None)
+
+
+def _format_workers(lost: LostRun, spec: ResourceSpec) -> str:
+    """Formats the number of workers with which an elastic run goes on; "" if it is the same, and for other runs."""
+    rendezvous = elastic_rendezvous()
+    left = len(spec.workers) if rendezvous is None else rendezvous.count_workers(_expected(lost.leaving))
+    if left == len(spec.workers):
+        return ""
+    needed = f" (`min_nodes` is {spec.min_nodes}: others are waited for)" if left < (spec.min_nodes or 0) else ""
+    return f", on {left} worker{'s' if left > 1 else ''} instead of {len(spec.workers)}{needed}"
+
+
+def _expected(not_back: Collection[str]) -> tuple[int, ...]:
+    """Returns the numbers of the processes of an elastic run that join its next start.
+
+    Args:
+        not_back: numbers of processes that do not.
+    """
+    rendezvous = elastic_rendezvous()
+    return () if rendezvous is None else tuple(p for p in rendezvous.expected if str(p) not in not_back)
 
 
 def _format_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
@@ -190,8 +218,9 @@ def start_again(state: EarlierStarts, lost: LostRun, early_launch: Mapping[str, 
     """
     left_out = tuple(dict.fromkeys((*state.left_out, *lost.missing)))
     state = replace(
-        state, seeds=tuple(_seeds), saved=lost.saved, saved_as=lost.saved_as, left_out=left_out, refused=lost.refused
-    )
+        state, seeds=tuple(_seeds), saved=lost.saved, saved_as=lost.saved_as, left_out=left_out, refused=lost.refused,
+        expected=_expected((*left_out, *lost.leaving)),
+    )  # fmt: skip
     state = _without_checkpoint(state) if is_gone(lost.saved_as) else state  # logged by then
     try:
         re_exec_at_the_end({VARIABLE: json.dumps(asdict(state)), **(early_launch or no_early_launch())})

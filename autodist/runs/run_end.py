@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from autodist.cluster.environments.start_rendezvous import elastic_rendezvous
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, ClusterError, MachinesAwayError, WorkerFailedError
 from autodist.logs.formatting import words_of
@@ -21,6 +22,7 @@ from autodist.runs.peers import Peers
 from autodist.runs.restarts import earlier_starts
 
 if TYPE_CHECKING:
+    from autodist.runs.late_processes import LateProcesses
     from autodist.runs.missing_machines import MissingMachines
 
 log = logging.getLogger("autodist")
@@ -91,7 +93,7 @@ class RunEnd:
         self.error: AutoDistError | None = None
         self.is_leaving = False
         self.joining: Joining | None = None
-        self.missing_machines: MissingMachines | None = None
+        self.missing_machines: MissingMachines | LateProcesses | None = None
 
     def host(self, end: CodeEnd) -> None:
         """Ends the run with a function, whose output no agent filters.
@@ -140,6 +142,14 @@ class RunEnd:
                 self._failed_step.note(error)
             raise
 
+    def decide_with(self, starts_again: Callable[[], bool]) -> None:
+        """On the chief, registers a function to be called at the end of an elastic run.
+
+        Args:
+            starts_again: returns True if the run starts again, for which its processes then wait.
+        """
+        self._peers.starts_again = starts_again
+
     def heed_leaving(self, heed: Callable[[str], None]) -> None:
         """On the chief, registers `heed` to be called, in another thread, with each worker that receives SIGTERM."""
         self._peers.on_leaving = heed
@@ -150,7 +160,7 @@ class RunEnd:
         Raises:
             SystemExit: always; if the script catches it, the run ends all the same when the script does.
         """
-        self.joining, self.reason = joining, f"the run starts again with {' and '.join(joining.addresses)}"
+        self.joining, self.reason = joining, f"the run starts again, since {joining.reason}"
         sys.exit(_STARTS_AGAIN)
 
     def lose(self, worker: str, reason: str) -> NoReturn:
@@ -191,7 +201,14 @@ class RunEnd:
         return self._peers.fault
 
     def _nodes_of(self, workers: Collection[str]) -> tuple[str, ...]:
-        """Returns the addresses of the nodes, except the chief's, that run one of these workers."""
+        """Returns the addresses of the nodes, except the chief's, that run one of these workers.
+
+        In an elastic run, returns the numbers of their processes.
+        """
+        rendezvous = elastic_rendezvous() if self._spec.is_elastic else None
+        if rendezvous is not None:
+            numbered = zip(self._spec.workers, rendezvous.machines.processes, strict=True)
+            return tuple(str(process) for worker, process in numbered if worker.name in workers)
         others = (worker for worker in self._spec.workers if not worker.node.chief)
         return tuple(dict.fromkeys(worker.node.address for worker in others if worker.name in workers))
 

@@ -4,6 +4,9 @@
 chief, proves that it knows the secret, and starts the script on request. It prints the script's output, for the
 scheduler, and sends it to the chief, which shows the last lines of a worker that failed. Its exit status is that of the
 script. It is 1 if the chief was lost or the script was not started, and 2 if the chief refuses the follower.
+
+The follower of an elastic run stays when its script has ended, until the chief has decided if the run starts again; it
+then joins that start. It may also wait for a start without a script; its status is 0 if the run ends well meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import NoReturn
@@ -23,9 +28,20 @@ from pydantic import TypeAdapter
 from autodist.cluster.agent import Agent
 from autodist.cluster.environments.connect import connect
 from autodist.cluster.environments.handshake import RefusedError, Welcome
-from autodist.cluster.environments.launcher_env import GivenCluster
+from autodist.cluster.environments.launcher_env import SECRET, GivenCluster
 from autodist.cluster.environments.local_facts import count_gpus_apart
-from autodist.cluster.protocol import Exited, Inspect, Line, Lost, Message, Release, Start, Stop
+from autodist.cluster.protocol import (
+    Exited,
+    Heartbeat,
+    Inspect,
+    Line,
+    Lost,
+    Message,
+    Notice,
+    Release,
+    Start,
+    Stop,
+)
 from autodist.cluster.script import Script
 from autodist.errors import BAD_INPUT, AutoDistError, ResourceSpecError
 from autodist.logs.terminal import print_message
@@ -78,18 +94,23 @@ class Follower(Agent):
 
     Attributes:
         status: exit status for this process.
+        starts_again: True if this process is to join another start of the run.
+        was_used: True if the chief has sent something; a chief that ends just then may have accepted the connection.
     """
 
     def __init__(self, connection: socket.socket, script: Script, welcome: Welcome) -> None:
         super().__init__(
             connection.makefile("rb"), connection.makefile("wb"), welcome.stop_timeout, welcome.silence_timeout
         )
-        self._script_to_run = script
-        self._released = self._has_logged = self._lost_chief = False
+        self._script_to_run, self._is_elastic = script, welcome.is_elastic
+        self._released = self._has_logged = self._lost_chief = self._is_spare = False
         self._exited: int | None = None
+        self.starts_again = self.was_used = False
 
     @property
     def status(self) -> int:
+        if self._is_spare:
+            return 0
         if self._exited:
             return self._exited if self._exited > 0 else 128 - self._exited
         return 0 if self._exited == 0 and self._released else 1
@@ -135,8 +156,31 @@ class Follower(Agent):
         super()._listen()
         self._lost_chief = self._exited is None
 
+    def _on_script_end(self) -> None:
+        if self._released or not self._is_elastic:
+            super()._on_script_end()
+
+    def close(self) -> None:
+        """Frees the port that is reserved for a start of the script."""
+        if self._reserved_port is not None:
+            self._reserved_port.release()
+
     def _handle(self, message: Message) -> bool:
+        self.was_used = self.was_used or not isinstance(message, Heartbeat)
         match message:
+            case Notice(text):
+                print_message(text)
+            case Stop(is_last=False) if self._is_elastic:
+                self._log("the chief ends this start of the run; see the chief's output")
+                if self._script is not None:
+                    self._script.end()
+                return True
+            case Stop(starts_again=True) if not self._is_leaving:
+                self.starts_again = True
+                self._log("the run starts again, and this process joins it")
+            case Stop(reason="") if self._is_elastic and self._script is None:
+                self._is_spare = True
+                self._log("the run has ended, and this process took no part since its last start")
             case Inspect():
                 message = replace(message, script=self._script_to_run.file, directory=self._script_to_run.directory)
             case Start():
@@ -167,20 +211,50 @@ def _print(line: Line) -> None:
 
 def main() -> int:
     order = _ORDERS.validate_json(os.environ.pop(VARIABLE))
-    for number in _SIGNALS:  # process 1 of a container ignores signals that it does not handle
-        signal.signal(number, _end)
+    environment = dict(os.environ)
+    os.environ.pop(SECRET, None)  # the script must not inherit it
     try:
-        connection, welcome = connect(order.given, os.environ, order.join_timeout, count_gpus_apart)
+        return _follow_starts(order, environment)
     except AutoDistError as error:
         print_message(f"error: {error}")
         return BAD_INPUT if isinstance(error, (RefusedError, ResourceSpecError)) else 1
+
+
+def _follow_starts(order: FollowerOrder, environment: Mapping[str, str]) -> int:
+    """Joins the start of the run, and further ones if the chief starts it again; returns the exit status.
+
+    Raises:
+        ClusterError, ResourceSpecError: as for `connect`.
+    """
+    ended: float | None = None
+    while True:
+        limit = order.join_timeout if ended is None else round(order.join_timeout - (time.monotonic() - ended), 1)
+        follower = _follow_start(order, environment, limit)
+        if follower.starts_again:
+            ended = time.monotonic()
+        elif ended is None or follower.was_used:
+            return follower.status
+        # Else the connection was one to the chief of the earlier start, which was about to end.
+
+
+def _follow_start(order: FollowerOrder, environment: Mapping[str, str], limit: float) -> Follower:
+    """Joins one start of the run within `limit` seconds, and returns at its end.
+
+    Raises:
+        ClusterError, ResourceSpecError: as for `connect`.
+    """
+    for number in _SIGNALS:  # process 1 of a container ignores signals that it does not handle
+        signal.signal(number, _end)
+    connection, welcome = connect(order.given, dict(environment), limit, count_gpus_apart)
     follower = Follower(connection, order.script, welcome)
     for number in _SIGNALS:
         signal.signal(number, lambda number, frame: follower.end_by(number))
     follower.serve()
     follower.log_end()
     _hang_up(connection)
-    return follower.status
+    connection.close()
+    follower.close()
+    return follower
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -97,11 +97,13 @@ class Welcome(Message):
         digest: HMAC as in `Proof`, for the other direction.
         silence_timeout: seconds without a message from the chief's machine after which it counts as lost.
         stop_timeout: seconds between SIGTERM and SIGKILL for the script.
+        is_elastic: True if the process stays for further starts of the run.
     """
 
     digest: str
     silence_timeout: float
     stop_timeout: float
+    is_elastic: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,16 @@ def proves(secret: bytes, hello: Hello, challenge: Challenge, proof: Proof) -> b
     return _is_same(proof.digest, _digest(secret, b"process", hello, challenge))
 
 
-def welcome(secret: bytes, hello: Hello, challenge: Challenge, silence_timeout: float, stop_timeout: float) -> Welcome:
+def welcome(
+    secret: bytes,
+    hello: Hello,
+    challenge: Challenge,
+    silence_timeout: float,
+    stop_timeout: float,
+    is_elastic: bool = False,
+) -> Welcome:
     """Returns the message with which the chief proves to a process that it knows the secret."""
-    return Welcome(_digest(secret, b"chief", hello, challenge), silence_timeout, stop_timeout)
+    return Welcome(_digest(secret, b"chief", hello, challenge), silence_timeout, stop_timeout, is_elastic)
 
 
 def is_welcome(secret: bytes, hello: Hello, challenge: Challenge, answer: Welcome) -> bool:

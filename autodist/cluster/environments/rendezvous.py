@@ -9,7 +9,7 @@ import os
 import queue
 import subprocess
 import threading
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 
 from autodist.cluster.environments.handshake import Hello
 from autodist.cluster.environments.launcher_env import GivenCluster
@@ -82,8 +82,7 @@ class Rendezvous:
             self.close(f"the run did not start: {error}")
             raise
         finally:
-            if self._source is not None:
-                self._source.forget()
+            self._forget_secret()
         atexit.register(self.close, "the chief's script ended before it started anything")
         return self._machines
 
@@ -107,9 +106,10 @@ class Rendezvous:
         """Sends the reason to the processes that have joined, if the run was not started, and ends the server."""
         if not self.is_of_this_process or self._process is None or self._process.poll() is not None:
             return
-        for index, channel in enumerate(self._channels, start=1):
+        numbers = self._numbers_in_use()
+        for number, channel in enumerate(self._channels):
             try:
-                if index in self._arrivals:
+                if number in numbers:
                     channel.stdin.write(encode(Lost(reason)))
                 channel.stdin.close()
             except (OSError, ValueError):  # the process has ended; ValueError: the run was started, and is over
@@ -134,14 +134,31 @@ class Rendezvous:
             self._wait_for_all()
         return machines_of(own, list(self._arrivals.values()), replicas, self._given.addresses)
 
-    def _start_server(self, secret: str) -> None:
+    def _numbers_in_use(self) -> Collection[int]:
+        """Returns the numbers of the channels to the processes that are there."""
+        return {index - 1 for index in self._arrivals}
+
+    def _forget_secret(self) -> None:
+        if self._source is not None:
+            self._source.forget()
+
+    def _order(self, secret: str) -> RendezvousOrder:
+        """Returns the order of the server."""
         given = self._given
         # If the environment has addresses of servers, TensorFlow's server later uses the same port.
-        order = RendezvousOrder(
+        return RendezvousOrder(
             _host_to_listen_on(given.chief), given.port, self._count, secret, not given.addresses,
             self._limits.silence_timeout, self._limits.stop_timeout,
         )  # fmt: skip
-        self._process, self._channels = start_relay("rendezvous", order, self._count - 1, stdout=subprocess.PIPE)
+
+    @property
+    def _most_channels(self) -> int:
+        """The number of processes that may join the server."""
+        return self._count - 1
+
+    def _start_server(self, secret: str) -> None:
+        order = self._order(secret)
+        self._process, self._channels = start_relay("rendezvous", order, self._most_channels, stdout=subprocess.PIPE)
         self._reading = threading.Thread(
             target=self._read_events, args=(self._process,), name="autodist-rendezvous-events", daemon=True
         )
@@ -154,13 +171,17 @@ class Rendezvous:
                 case Warned(text):
                     _log.warning("%s", text)
                 case event:
-                    self._events.put(event)
-        self._events.put(None)
+                    self._on_event(event)
+        self._on_event(None)
+
+    def _on_event(self, event: Message | None) -> None:
+        """Handles an event of the server, in the thread that reads them; None: the server has ended."""
+        self._events.put(event)
 
     def _wait_for_all(self) -> None:
         limit, logged_at = self._limits.join_timeout, 0.0
         stopwatch = Stopwatch()
-        while missing := [index for index in range(1, self._count) if index not in self._arrivals]:
+        while (missing := self._missing) and not self._is_enough(stopwatch.read()):
             waited = stopwatch.read()
             if waited >= limit:
                 if self._port_problem is not None:
@@ -173,6 +194,14 @@ class Rendezvous:
                 self._note(self._events.get(timeout=POLL_INTERVAL))
             except queue.Empty:
                 continue
+
+    @property
+    def _missing(self) -> list[int]:
+        return [index for index in range(1, self._count) if index not in self._arrivals]
+
+    def _is_enough(self, waited: float) -> bool:
+        """Returns True if the run starts without those that are missing after `waited` seconds."""
+        return False
 
     def _note(self, event: Message | None) -> None:
         given = self._given

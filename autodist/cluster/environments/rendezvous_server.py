@@ -12,6 +12,7 @@ import socket
 import threading
 from typing import BinaryIO
 
+from autodist.cluster.environments.follower_connection import FollowerConnection
 from autodist.cluster.environments.handshake import (
     MAX_LINE,
     Challenge,
@@ -32,6 +33,7 @@ from autodist.cluster.environments.roster import (
     Listening,
     PortInUse,
     ProcessJoined,
+    ProcessLeft,
     RendezvousOrder,
     Roster,
     Warned,
@@ -41,8 +43,6 @@ from autodist.cluster.protocol import Message, encode
 from autodist.cluster.stream_relay import Relays
 from autodist.cluster.timeouts import HeartbeatTimeout
 from autodist.waits import Condition
-
-_CHUNK = 1 << 16
 
 # Timeout in seconds for each message of the handshake.
 _MESSAGE_LIMIT = 10.0
@@ -57,42 +57,6 @@ _PORT_INTERVAL = 0.5
 _LAST_MESSAGES_LIMIT = 5.0
 
 
-class FollowerConnection:
-    """The connection to a process that has joined.
-
-    Args:
-        connection: socket of the connection.
-        name: name of the process, for messages.
-    """
-
-    def __init__(self, connection: socket.socket, name: str) -> None:
-        self._connection, self._name = connection, name
-        self._problem: str | None = None
-
-    def send(self, content: bytes) -> None:
-        self._connection.sendall(content)
-
-    def receive(self) -> bytes:
-        try:
-            return self._connection.recv(_CHUNK)
-        except ConnectionResetError:  # the process has ended and had not read all messages
-            return b""
-        except ConnectionError as error:
-            self._problem = f"the connection to {self._name} broke: {error.strerror}"
-            return b""
-
-    def receive_errors(self) -> bytes:
-        return b""
-
-    def why_ended(self) -> str | None:
-        return self._problem
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-
-
 def relay(order: RendezvousOrder, relays: Relays, output: BinaryIO) -> None:
     """Waits for all processes, and reports events on `output`; returns when they, or the chief, have ended."""
     RendezvousServer(order, relays, output).run()
@@ -105,7 +69,8 @@ class RendezvousServer:
         self._order, self._relays, self._output = order, relays, output
         self._secret = order.secret.encode()
         self._changed = Condition()  # guards the following fields, `relays.start` and `output`
-        self._roster = Roster(order.count)
+        self._roster = Roster(order.count, order.left_out)
+        self._elastic_channels = iter(range(len(order.channels)))
         self._handshakes: dict[threading.Thread, socket.socket] = {}  # connections that have not authenticated yet
         self._is_over = False
         self._refused: frozenset[str] = frozenset()  # warnings about refused processes
@@ -122,9 +87,10 @@ class RendezvousServer:
         accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-rendezvous", daemon=True)
         accepting.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or not self._relays.not_started)
+            self._changed.wait_for(lambda: self._is_over or not (self._order.is_elastic or self._relays.not_started))
             is_over = self._is_over
-        self._relays.join(_LAST_MESSAGES_LIMIT if is_over else None)
+        limit = _LAST_MESSAGES_LIMIT + (self._order.stop_timeout if self._order.is_elastic else 0)
+        self._relays.join(limit if is_over else None)
         self._close_listener()
         accepting.join(_LAST_MESSAGES_LIMIT)
         self._end_handshakes()
@@ -196,7 +162,7 @@ class RendezvousServer:
             self._authenticate(connection, from_host, to_host)
         except RefusedError as error:
             with self._changed:
-                is_complete = not self._roster.missing
+                is_complete = not (self._roster.missing and self._relays.not_started)
             with contextlib.suppress(OSError):
                 connection.sendall(encode(Refused(str(error), error.is_secret, is_complete)))
             connection.close()
@@ -233,27 +199,48 @@ class RendezvousServer:
             if not proves(self._secret, hello, challenge, proof):
                 raise self._roster.refuse_secret()
             self._roster.enter(arrival)
+            channel = self._channel_for(arrival)
         order = self._order
-        connection.sendall(encode(welcome(self._secret, hello, challenge, order.silence_timeout, order.stop_timeout)))
+        limits = order.silence_timeout, order.stop_timeout
+        connection.sendall(encode(welcome(self._secret, hello, challenge, *limits, order.is_elastic)))
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._start_relay(connection, arrival)
+        self._start_relay(connection, arrival, channel)
 
-    def _start_relay(self, connection: socket.socket, arrival: Arrival) -> None:
+    def _channel_for(self, arrival: Arrival) -> int:
+        """Returns the number of the channel of a process that has been entered; called under `_changed`.
+
+        Raises:
+            RefusedError: so many processes have come and left that there is no channel before the next start.
+        """
+        if not self._order.is_elastic:
+            return arrival.hello.index - 1
+        channel = next(self._elastic_channels, None)
+        if channel is None:
+            self._roster.leave(arrival)
+            raise RefusedError("too many processes have come and left since the run started")
+        return channel
+
+    def _start_relay(self, connection: socket.socket, arrival: Arrival, channel: int) -> None:
         remote = FollowerConnection(connection, arrival.name)
 
         def end() -> None:
             remote.close()
+            if self._order.is_elastic:
+                with self._changed:
+                    self._roster.leave(arrival)
+                self._report(ProcessLeft(channel))
+                return
             with self._changed:
                 is_early = bool(self._roster.missing) and not self._is_over
             if is_early:
                 self._report(Failed(f"{arrival.name} left before all had joined; see its output"))
 
         self._close_if_complete()  # before the report: the chief may then use the port
-        self._report(ProcessJoined(arrival))
+        self._report(ProcessJoined(arrival, channel))
         timeout = HeartbeatTimeout(self._order.silence_timeout)
         with self._changed:
-            self._relays.start(arrival.hello.index - 1, arrival.name, remote, timeout, end)
+            self._relays.start(channel, arrival.name, remote, timeout, end)
             self._changed.notify_all()
 
     def _close_if_complete(self) -> None:

@@ -40,9 +40,11 @@ class Roster:
 
     Args:
         count: number of processes, including the chief, which is process 0.
+        left_out: indices of processes that the run cannot use.
     """
 
     count: int
+    left_out: tuple[int, ...] = ()
     _arrivals: dict[int, Arrival] = field(default_factory=dict)
     _tries: int = 0
 
@@ -80,6 +82,8 @@ class Roster:
                 f"its index is {hello.index}; allowed: 1 to {self.count - 1}, each once, since the chief has 0 and "
                 f"counts {self.count} processes"
             )
+        if hello.index in self.left_out:
+            raise RefusedError("the run goes on without it, since a start with it failed; see the chief's output")
         before = self._arrivals.get(hello.index)
         if before is not None:
             raise RefusedError(
@@ -87,6 +91,10 @@ class Roster:
                 f"({before.from_host}); give each process its own"
             )
         self._arrivals[hello.index] = arrival
+
+    def leave(self, arrival: Arrival) -> None:
+        """Removes a process that has left, so that another one with its index may come."""
+        del self._arrivals[arrival.hello.index]
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,9 @@ class RendezvousOrder(RelayOrder):
         stays_open: True if the server listens until the run ends, to refuse late processes with a reason.
         silence_timeout: seconds without a message after which a machine counts as lost.
         stop_timeout: seconds between SIGTERM and SIGKILL for a script.
+        is_elastic: True if processes may come and leave until the chief ends the server. Each then gets the next
+            channel, and not that of its index.
+        left_out: indices of processes that the run cannot use.
     """
 
     host: str
@@ -110,6 +121,8 @@ class RendezvousOrder(RelayOrder):
     stays_open: bool
     silence_timeout: float
     stop_timeout: float
+    is_elastic: bool = False
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,9 +139,26 @@ class PortInUse(Message):
 
 @dataclass(frozen=True)
 class ProcessJoined(Message):
-    """A process has joined the run."""
+    """A process has joined the run.
+
+    Attributes:
+        arrival: the process.
+        channel: number of its channel.
+    """
 
     arrival: Arrival
+    channel: int
+
+
+@dataclass(frozen=True)
+class ProcessLeft(Message):
+    """A process has left an elastic run.
+
+    Attributes:
+        channel: number of its channel.
+    """
+
+    channel: int
 
 
 @dataclass(frozen=True)

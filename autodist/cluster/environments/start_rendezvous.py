@@ -16,6 +16,8 @@ from autodist.errors import ClusterError, ResourceSpecError
 from autodist.resources import ResourceSpec
 
 if TYPE_CHECKING:
+    from autodist.cluster.environments.elastic_rendezvous import ElasticRendezvous
+    from autodist.cluster.environments.quorum import Quorum
     from autodist.cluster.environments.rendezvous import Rendezvous
 
 _log = logging.getLogger("autodist.cluster")
@@ -24,7 +26,9 @@ _completed: list[Rendezvous] = []
 """The completed rendezvous of this process, if any."""
 
 
-def join_rendezvous(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]) -> ResourceSpec:
+def join_rendezvous(
+    spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int], quorum: Quorum | None = None
+) -> ResourceSpec:
     """Waits for all processes of the cluster and returns the machines; does not return in other processes.
 
     The other processes become followers, which start the script again under a guard.
@@ -33,6 +37,7 @@ def join_rendezvous(spec: ResourceSpec, replicas: int | None, count_gpus: Callab
         spec: the user's other settings.
         replicas: replicas of each worker; None for one per GPU, or one on its CPU.
         count_gpus: returns the number of GPUs that TensorFlow sees on this machine.
+        quorum: of an elastic run, the part of the processes that suffices; None: all start together.
 
     Raises:
         ResourceSpecError: the environment describes no cluster or an invalid one, or there is no secret.
@@ -55,7 +60,9 @@ def join_rendezvous(spec: ResourceSpec, replicas: int | None, count_gpus: Callab
         follow(FollowerOrder(given, Script.of_this_process(), spec.join_timeout))
     if given.count != 1:
         require_script()  # now: the others would wait for this process to fail
-    met = meet(given, spec, replicas, count_gpus, os.environ)
+    if quorum is not None:
+        _require_may_be_elastic(given, quorum)
+    met = meet(given, spec, replicas, count_gpus, os.environ, quorum)
     os.environ[RENDEZVOUS_DONE] = "yes"
     return met
 
@@ -66,6 +73,7 @@ def meet(
     replicas: int | None,
     count_gpus: Callable[[], int],
     environment: MutableMapping[str, str],
+    quorum: Quorum | None = None,
 ) -> ResourceSpec:
     """On the chief, waits for all processes of the cluster and returns the machines.
 
@@ -75,6 +83,7 @@ def meet(
         replicas: as for `join_rendezvous`.
         count_gpus: as for `join_rendezvous`.
         environment: environment variables of this process; AUTODIST_SECRET is removed.
+        quorum: as for `join_rendezvous`.
 
     Raises:
         ResourceSpecError: there is no secret.
@@ -83,10 +92,42 @@ def meet(
     from autodist.cluster.environments.local_facts import hello_of
     from autodist.cluster.environments.rendezvous import Rendezvous
 
-    rendezvous = Rendezvous(given, spec, environment)
+    if quorum is None:
+        rendezvous = Rendezvous(given, spec, environment)
+    else:
+        from autodist.cluster.environments.elastic_rendezvous import ElasticRendezvous
+
+        rendezvous = ElasticRendezvous(given, spec, environment, quorum)
     machines = rendezvous.wait(hello_of(given, environment, count_gpus), replicas)
     _completed.append(rendezvous)
     return spec.with_nodes(machines.nodes, machines.allotments)
+
+
+def _require_may_be_elastic(given: GivenCluster, quorum: Quorum) -> None:
+    """Checks that some of the processes of a cluster may start without the others.
+
+    Raises:
+        ResourceSpecError: more processes are needed than may come, or the environment names all their servers.
+    """
+    if given.addresses:
+        raise ResourceSpecError(
+            f"min_nodes is {quorum.least}, but {given.form} names the address of each process's server, so that all "
+            "have to start together. Leave it out, or start the processes by `autodist run --join HOST:PORT --index K "
+            "--nodes MIN:MAX`."
+        )
+    if given.count is not None and quorum.least > given.count:
+        raise ResourceSpecError(
+            f"min_nodes is {quorum.least}, more than the number of processes, {given.count} ({given.form}); allowed: 1 "
+            f"to {given.count}."
+        )
+
+
+def elastic_rendezvous() -> ElasticRendezvous | None:
+    """Returns the completed rendezvous of an elastic run; None in other processes than its chief."""
+    from autodist.cluster.environments.elastic_rendezvous import ElasticRendezvous
+
+    last = _completed[-1] if _completed else None
+    return last if isinstance(last, ElasticRendezvous) and last.is_of_this_process else None
 
 
 def leave_rendezvous(reason: str) -> None:

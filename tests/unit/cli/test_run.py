@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from autodist.cli import launched
 from autodist.cli.app import app
-from autodist.cli.run import find_given
+from autodist.cli.command_errors import UsageError
+from autodist.cli.run import NodeRange, find_given
 from autodist.cluster.environments.launcher_env import OF_ONE_PROCESS
-from autodist.errors import StrategyError
+from autodist.errors import ResourceSpecError, StrategyError
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import VARIABLE
 from tests.cluster.runs import MARK
@@ -254,3 +255,37 @@ def test_machines_that_are_not_known_yet_are_not_looked_at(command: str, tmp_pat
     ended = RUNNER.invoke(app, [command, *words])
     assert ended.exit_code == 2, ended.output
     assert "are not known until" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"), [("2:8", 2, 8), ("1:1", 1, 1), ("4", 4, 4)], ids=["range", "one", "a number"]
+)
+def test_a_range_of_processes_is_read(text: str, least: int, most: int) -> None:
+    assert NodeRange.parse(text) == NodeRange(least, most)
+
+
+@pytest.mark.parametrize("text", ["8:2", "0:2", "2:", ":2", "a:b", "2:3:4", "-1:2", "1:1000001", ""])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--nodes is .*; allowed: MIN:MAX, two whole numbers from 1 to"):
+        NodeRange.parse(text)
+
+
+def test_a_range_sets_the_number_of_processes_by_hand_and_is_compared_with_a_scheduler_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in OF_ONE_PROCESS:
+        monkeypatch.setenv(name, "")  # restores later changes
+        monkeypatch.delenv(name)
+    found = find_given(None, "n1:15000", 0, None, NodeRange(2, 3))
+    assert found is not None and (found.index, found.count) == (0, 3)
+    with pytest.raises(UsageError, match="--nodes and --workers both set the number of workers"):
+        find_given(None, "n1:15000", 0, 3, NodeRange(2, 3))
+    with pytest.raises(UsageError, match="--nodes and the YAML of --cluster both set"):
+        find_given(ResourceSpec.from_dict({"nodes": [{"address": "a"}]}), None, None, None, NodeRange(2, 3))
+    monkeypatch.setenv("AUTODIST_WORKERS", "4")
+    with pytest.raises(UsageError, match=r"--nodes 2:3, but there are 4 processes \(by hand\); .* second number: 4"):
+        find_given(None, None, None, None, NodeRange(2, 3))
+    for name in OF_ONE_PROCESS:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ResourceSpecError, match="by `autodist run --join HOST:PORT --index K`"):
+        find_given(None, None, None, None, NodeRange(2, 3))

@@ -11,7 +11,7 @@ import pytest
 from autodist.errors import ClusterError, StrategyError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
-from autodist.runs.growth import MOST_FAILED_JOINS, continue_after
+from autodist.runs.growth import MOST_FAILED_JOINS, continue_after, starts_again_after
 from autodist.runs.lost_run import Joining, LostRun
 from autodist.runs.restarts import VARIABLE, earlier_starts
 
@@ -106,3 +106,64 @@ def test_later_and_other_losses_are_those_of_any_run(
     assert begun == []
     continue_after(lost, spec.model_copy(update={"max_restarts": 1}), None)
     assert (begun[0]["count"], begun[0]["joined"]) == (1, [])
+
+
+GIVEN = ResourceSpec.from_dict(
+    {"nodes": "given", "min_nodes": 2, "checkpoint": {"folder": "saved", "every_steps": 9}}
+).with_nodes([{"address": "localhost", "cpus": [0, 1, 2], "workers": 3, "chief": True}], [])
+JOINING = Joining(("2",), "process 2 on n2 has joined", (), (2, 3))
+
+
+def test_a_late_process_joins_by_a_start_that_keeps_those_that_are_left_out(
+    begun: list[Any], starts: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    starts(count=1, left_out=["5"])
+    lost = LostRun(ClusterError("the run starts again"), 13, 12, joining=JOINING)
+    assert starts_again_after(lost, GIVEN)
+    continue_after(lost, GIVEN, None)
+    assert caplog.messages == [
+        "all workers start again from the checkpoint of step 12, on 3 workers instead of 2, since process 2 on n2 has "
+        "joined (which `max_restarts` does not limit)."
+    ]
+    (state,) = begun
+    assert (state["count"], state["left_out"], state["joined"]) == (1, ["5"], ["2"])
+
+
+def test_a_start_with_a_late_process_that_fails_before_a_save_is_followed_by_one_without(
+    begun: list[Any], starts: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    starts(saved=12, joined=["2"])
+    assert not starts_again_after(LostRun(KILLED, 15, 12, failed=("1",)), GIVEN), "another process was lost"
+    assert starts_again_after(LostRun(KILLED, 15, 12, failed=("2",)), GIVEN)
+    lost = LostRun(KILLED, 13, 12)
+    assert starts_again_after(lost, GIVEN)
+    continue_after(lost, GIVEN, None)
+    assert caplog.messages == [
+        "the run goes on without process 2 from the checkpoint of step 12, since in step 13 10.0.0.3 was ended by "
+        "SIGKILL."
+    ]
+    (state,) = begun
+    assert (state["count"], state["left_out"], state["joined"]) == (0, ["2"], [])
+
+
+@pytest.mark.parametrize(
+    ("lost", "restarts", "starts_again"),
+    [
+        (LostRun(KILLED, 15, 12), 1, True),
+        (LostRun(KILLED, 15, 12), 0, False),
+        (LostRun(ClusterError("it could not be started"), None, 12), 1, False),
+        (LostRun(KILLED, 15, 12, chief_leaves=True), 1, False),
+        (LostRun(KILLED, 15, 12, chief_leaves=True, joining=JOINING), 1, False),
+    ],
+    ids=["lost", "no restarts", "not started", "the chief leaves", "the chief leaves a growing run"],
+)
+def test_the_processes_of_an_elastic_run_wait_for_another_start_if_there_is_one(
+    lost: LostRun, restarts: int, starts_again: bool
+) -> None:
+    spec = GIVEN.model_copy(update={"max_restarts": restarts})
+    assert starts_again_after(lost, spec) is starts_again
+
+
+def test_the_number_of_processes_is_kept_on_the_way_to_the_workers() -> None:
+    received = ResourceSpec.from_payload(GIVEN.to_payload())
+    assert (received.min_nodes, received.is_elastic, received.takes_machines_in) == (2, True, True)

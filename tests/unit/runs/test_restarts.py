@@ -321,8 +321,9 @@ def test_min_nodes_that_cannot_be_are_refused() -> None:
         require_can_restart(ResourceSpec.from_dict(TWO_NODES | alone))
     saved = alone | {"checkpoint": {"folder": "saved", "every_steps": 9}}
     require_can_restart(ResourceSpec.from_dict(TWO_NODES | saved))
-    with pytest.raises(ResourceSpecError, match="min_nodes is 2, which is not possible here: a scheduler"):
-        require_can_restart(ResourceSpec.from_dict(TWO_NODES | saved).as_given())
+    require_can_restart(ResourceSpec.from_dict({"nodes": "given", **saved}))
+    with pytest.raises(ResourceSpecError, match="min_nodes is 2: .* Add `checkpoint`.*`max_restarts`"):
+        require_can_restart(ResourceSpec.from_dict({"nodes": "given", **alone}))
     for lacking in ("min_nodes", "checkpoint"):
         keys = {"rejoin_interval": 5, **saved}
         del keys[lacking]

@@ -16,9 +16,10 @@ import pytest
 from autodist.cluster.environments import follower as following
 from autodist.cluster.environments.connect import connect
 from autodist.cluster.environments.follower import Follower
+from autodist.cluster.environments.follower_connection import FollowerConnection
 from autodist.cluster.environments.handshake import Welcome
 from autodist.cluster.environments.launcher_env import GivenCluster
-from autodist.cluster.environments.rendezvous_server import FollowerConnection, RendezvousServer
+from autodist.cluster.environments.rendezvous_server import RendezvousServer
 from autodist.cluster.environments.roster import (
     MAX_TRIES,
     Failed,
