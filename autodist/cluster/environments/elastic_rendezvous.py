@@ -138,7 +138,9 @@ class ElasticRendezvous(Rendezvous):
         """Keeps the file with the secret, since other processes may come."""
 
     def _order(self, secret: str) -> RendezvousOrder:
-        return replace(super()._order(secret), is_elastic=True, left_out=self._quorum.left_out)
+        source = self._source
+        file = str(source.file) if source is not None and source.is_drawn else ""
+        return replace(super()._order(secret), is_elastic=True, left_out=self._quorum.left_out, secret_file=file)
 
     @property
     def _most_channels(self) -> int:

@@ -38,6 +38,7 @@ from autodist.cluster.environments.roster import (
     Roster,
     Warned,
 )
+from autodist.cluster.environments.secret import remove_drawn
 from autodist.cluster.ports import holder_of, listen, reason_of
 from autodist.cluster.protocol import Message, encode
 from autodist.cluster.stream_relay import Relays
@@ -59,7 +60,11 @@ _LAST_MESSAGES_LIMIT = 5.0
 
 def relay(order: RendezvousOrder, relays: Relays, output: BinaryIO) -> None:
     """Waits for all processes, and reports events on `output`; returns when they, or the chief, have ended."""
-    RendezvousServer(order, relays, output).run()
+    try:
+        RendezvousServer(order, relays, output).run()
+    finally:
+        if order.secret_file:
+            remove_drawn(order.secret_file, order.secret)
 
 
 class RendezvousServer:

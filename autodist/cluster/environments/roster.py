@@ -112,6 +112,8 @@ class RendezvousOrder(RelayOrder):
         is_elastic: True if processes may come and leave until the chief ends the server. Each then gets the next
             channel, and not that of its index.
         left_out: indices of processes that the run cannot use.
+        secret_file: path of the chief's file with the secret, which the server removes at its end, however the chief
+            ends; "" if there is none to remove.
     """
 
     host: str
@@ -123,6 +125,7 @@ class RendezvousOrder(RelayOrder):
     stop_timeout: float
     is_elastic: bool = False
     left_out: tuple[int, ...] = ()
+    secret_file: str = ""
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,14 @@ class SecretSource:
                 self.file.unlink()
 
 
+def remove_drawn(file: str, secret: str) -> None:
+    """Removes the file with a secret that the chief has drawn, unless it has another run's secret by now."""
+    path = Path(file)
+    with contextlib.suppress(OSError):
+        if path.read_text() == secret:
+            path.unlink()
+
+
 def _home() -> Path:
     try:
         return Path.home()

@@ -38,6 +38,7 @@ PREEMPT = {"checkpoint": {"folder": "saved", "on_preempt": True}}
     [
         ({"cluster": MACHINES}, "takes no machines, since its processes run already"),
         ({"cluster": 3}, "cluster is a int; pass the path of a YAML file, a mapping or a ResourceSpec"),
+        ({"cluster": {"min_nodes": 2}}, "min_nodes is 2, but the process of a function takes part in one start only"),
         ({"cluster": PREEMPT}, "on_preempt needs SIGTERM, which belongs to the program that runs the function"),
         ({"chief": "a:1"}, "chief and index belong together"),
         ({"index": 1}, "chief and index belong together"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -53,6 +54,8 @@ class Process:
     def wait(self) -> None:
         self._thread.join(20)
         assert not self._thread.is_alive()
+        with contextlib.suppress(OSError):  # the chief has closed it
+            self.connection.shutdown(socket.SHUT_RDWR)  # `close` alone would wait for the follower's streams
         self.connection.close()
         self.follower.close()
 
@@ -144,7 +147,10 @@ def test_a_process_that_leaves_before_the_start_may_come_again(given: GivenClust
     followers: list[Process] = []
 
     def come() -> None:
-        process(given, 1, folder).leave()
+        first = process(given, 1, folder)
+        within(20, lambda: rendezvous.expected == (1,))
+        first.leave()
+        within(20, lambda: rendezvous.expected == ())
         followers.extend(process(given, index, folder) for index in (2, 1))
 
     coming = threading.Thread(target=come)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autodist.cluster.environments.launcher_env import GivenCluster
-from autodist.cluster.environments.secret import SecretSource
+from autodist.cluster.environments.secret import SecretSource, remove_drawn
 from autodist.errors import ResourceSpecError
 
 STEP = GivenCluster("SLURM", 0, 2, "node1", job="slurm-17-0")
@@ -72,3 +72,13 @@ def test_without_a_home_directory_the_variable_is_asked_for(monkeypatch: pytest.
     monkeypatch.setattr(Path, "home", absent)
     with pytest.raises(ResourceSpecError, match="no home directory .*; set AUTODIST_SECRET instead"):
         SecretSource.find(STEP, {})
+
+
+def test_the_server_removes_the_secret_of_its_own_run_only(tmp_path: Path) -> None:
+    file = tmp_path / "port-15000"
+    remove_drawn(str(file), "the secret of a run")
+    file.write_text("the secret of a later run")
+    remove_drawn(str(file), "the secret of a run")
+    assert file.exists()
+    remove_drawn(str(file), "the secret of a later run")
+    assert not file.exists()

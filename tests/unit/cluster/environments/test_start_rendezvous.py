@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 
 from autodist.cluster.environments import start_rendezvous as meeting
 from autodist.cluster.environments.launcher_env import OF_ONE_PROCESS, RENDEZVOUS_DONE
+from autodist.cluster.environments.quorum import Quorum
 from autodist.cluster.environments.start_rendezvous import join_rendezvous, warn_if_alone
 from autodist.errors import ClusterError, ResourceSpecError
 from autodist.resources import ResourceSpec
@@ -91,3 +93,16 @@ def test_a_batch_script_without_srun_is_warned_of_the_machines_that_it_does_not_
     with caplog.at_level(logging.WARNING, "autodist"):
         warn_if_alone(machines)
     assert ("SLURM has allocated 2 machines to this job, and this run uses 1" in caplog.text) is is_warned
+
+
+def test_an_elastic_run_needs_no_more_processes_than_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter(monkeypatch, **ALONE)
+    with pytest.raises(ResourceSpecError, match=r"min_nodes is 2, more than the number of processes, 1 \(by hand\)"):
+        join_rendezvous(GIVEN, None, lambda: 0, Quorum(2, 60.0))
+
+
+def test_processes_whose_servers_have_given_addresses_start_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"worker": ["127.0.0.1:20001", "127.0.0.1:20002"]}
+    enter(monkeypatch, TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    with pytest.raises(ResourceSpecError, match="min_nodes is 1, but TF_CONFIG names the address of each process's"):
+        join_rendezvous(GIVEN, None, lambda: 0, Quorum(1, 60.0))
