@@ -1,4 +1,4 @@
-"""Computes batch statistics in a loss over the whole batch, if they are combined with values of single examples.
+"""Computes parts of a loss over the whole batch: statistics that are combined with single examples, and comparisons.
 
 The step is traced again for that, since its gradients pass through the exchange of the replicas.
 """
@@ -16,7 +16,8 @@ import tensorflow as tf
 from autodist.capture.graphs import is_of_function
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.inline import BranchesInGraph
-from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
+from autodist.graph.batch_statistics import NodeInput, Statistic, find_statistics
+from autodist.graph.compared_examples import Rows, find_compared
 from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of
 from autodist.graph.read_again import branches_read_again, find_behind, writes_read_again
@@ -48,17 +49,19 @@ class Captured(Protocol):
 
 C = TypeVar("C", bound=Captured)
 
+Wanted = Mapping[NodeInput, Statistic | Rows]
+
 
 class BatchStatistics:
     """The sums and means to compute over the whole batch, and those that a trace has replaced.
 
     Args:
-        wanted: the statistics, by the input that reads them.
+        wanted: the statistics, or the rows to gather, by the input that reads them.
         batch: an input of the step with a row for each example, and the axis of the rows.
         branches: conditionals that are traced with both branches.
     """
 
-    def __init__(self, wanted: Statistics, batch: tuple[str, int], branches: Collection[str] = ()) -> None:
+    def __init__(self, wanted: Wanted, batch: tuple[str, int], branches: Collection[str] = ()) -> None:
         self._wanted, self._batch = wanted, batch
         self._branches = BranchesInGraph(branches)
         self._nodes = {place.node for place in wanted}
@@ -105,9 +108,11 @@ class BatchStatistics:
     def _read(self, notes: AllReduceNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
         if place not in self._wanted:
             return value
-        (name, axis), named = self._batch, value.graph.get_tensor_by_name
+        (name, axis), named, wanted = self._batch, value.graph.get_tensor_by_name, self._wanted[place]
         with tf.name_scope(SCOPE):
-            return global_statistic(notes, self._wanted[place], value, (named(name), axis), named)
+            if isinstance(wanted, Rows):
+                return notes.gathered(value, wanted.axis, is_asked=False)
+            return global_statistic(notes, wanted, value, (named(name), axis), named)
 
 
 def global_statistic(
@@ -146,15 +151,15 @@ def global_statistic(
 
 
 def with_global_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
-    """Returns the step of `capture`, with the whole batch's sums and means if its losses need them.
+    """Returns the step of `capture`, with the whole batch's sums, means and rows if its losses need them.
 
     A loss needs them if its dependence on the batch is known only with them, or if the step writes values computed from
-    them and reads these again. Several traces may be needed, as one such value may hide others. If another obstacle
-    remains, the step is unchanged.
+    them and reads these again. Rows are gathered for the parts of a loss that compare examples. Several traces may be
+    needed, as one such value may hide others. If another obstacle remains, the step is unchanged.
     """
     kept = captured = capture(None)
     needed = _Needed(captured)
-    wanted: dict[NodeInput, Statistic] = {}
+    wanted: dict[NodeInput, Statistic | Rows] = {}
     branches: set[str] = set()
     made: Mapping[NodeInput, str | None] = {}
     replaced_inputs = made
@@ -167,13 +172,22 @@ def with_global_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
         wanted |= more
         branches |= needed.branches
         statistics = BatchStatistics(wanted, needed.batch, branches)
-        captured, before = capture(statistics), needed
+        try:
+            captured, before = capture(statistics), needed
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            if not any(isinstance(one, Rows) for one in wanted.values()):
+                raise
+            why = str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
+            log.info("a loss compares examples, and cannot be traced with those of all replicas: %s", why)
+            break
         if not statistics.is_made:
             break
         needed, made = _Needed(captured), statistics.made
         if needed.read_again < before.read_again:
             kept, replaced_inputs = captured, made
-    log_global_statistics(replaced_inputs)
+    rows = {place for place, one in wanted.items() if isinstance(one, Rows)}
+    log_global_statistics({place: line for place, line in replaced_inputs.items() if place not in rows})
+    _log_compared({place: line for place, line in replaced_inputs.items() if place in rows})
     return kept
 
 
@@ -184,8 +198,8 @@ class _Needed:
         batch: an input with a row for each example, and the axis of the rows; None if there is none.
         read_again: writes of replicas' own values that the step reads again in its losses.
         branches: the conditionals in which such values are written.
-        statistics: the sums and means to compute over the whole batch. None if there are none; empty if another
-            obstacle remains.
+        statistics: the sums and means to compute over the whole batch, and the rows to gather. None if there are none;
+            empty if another obstacle remains.
     """
 
     def __init__(self, captured: Captured) -> None:
@@ -193,7 +207,7 @@ class _Needed:
         self.batch = next(((name, axis) for name, axis in step.inputs.items() if axis is not None), None)
         self.read_again: frozenset[str] = frozenset()
         self.branches: frozenset[str] = frozenset()
-        self.statistics: Statistics | None = None
+        self.statistics: Wanted | None = None
         if self.batch is None:
             return
 
@@ -203,6 +217,8 @@ class _Needed:
         self.branches = frozenset(branches_read_again(step, flows))
         behind = find_behind(self.read_again, step, flows, is_left)
         self.statistics = behind or find_statistics(step, flows, is_left)
+        if self.statistics is not None and not self.statistics:
+            self.statistics = find_compared(step, flows, is_left)
 
 
 def is_layers(made: Mapping[str, tf.Operation], node: str) -> bool:
@@ -221,5 +237,15 @@ def log_global_statistics(made: Mapping[NodeInput, str | None]) -> None:
         log.info(
             "a loss combines sums or means of the batch with single examples, or reads values that the step keeps of "
             "them (%s): they are those of the whole batch, which the replicas exchange during the step.",
+            ", ".join(lines), extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+
+
+def _log_compared(made: Mapping[NodeInput, str | None]) -> None:
+    if made:
+        lines = dict.fromkeys(line or place.node for place, line in made.items())
+        log.info(
+            "a loss compares examples with one another (%s): each replica computes that part for the whole batch, "
+            "whose rows the replicas exchange during the step.",
             ", ".join(lines), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip

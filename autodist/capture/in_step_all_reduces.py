@@ -61,7 +61,7 @@ class AllReduceNotes:
         """
         return self._standing_for(value, value.shape, InStepAllReduce("", is_mean=is_mean, is_asked=is_asked))
 
-    def gathered(self, value: tf.Tensor, axis: int) -> tf.Tensor:
+    def gathered(self, value: tf.Tensor, axis: int, is_asked: bool = True) -> tf.Tensor:
         """Returns a placeholder for the rows of all replicas.
 
         Its gradient is this replica's rows of the gradients' sum over all replicas.
@@ -71,7 +71,8 @@ class AllReduceNotes:
             axis: the axis of the rows, counted from 0.
         """
         rows = tf.TensorShape([None if a == axis else length for a, length in enumerate(value.shape)])
-        return self._standing_for(value, rows, InStepAllReduce("", how=InStepAllReduceKind.ROWS, axis=axis))
+        how = InStepAllReduce("", how=InStepAllReduceKind.ROWS, axis=axis, is_asked=is_asked)
+        return self._standing_for(value, rows, how)
 
     def _standing_for(self, value: tf.Tensor, shape: tf.TensorShape, whole: InStepAllReduce) -> tf.Tensor:
         @tf.custom_gradient

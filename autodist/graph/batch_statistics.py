@@ -64,6 +64,12 @@ def find_statistics(
     return _find_at_each(step, flows, begun, is_left) if begun else None
 
 
+def find_unknown(step: CapturedStep, flows: Propagation) -> list[str]:
+    """Returns the nodes because of which it is unknown how a loss depends on the batch; all their inputs are known."""
+    parts = _differentiated_parts(step, flows, _reduced(step))
+    return list(_first_unknown(step, flows, [name for name in parts if isinstance(flows.kind(name), Unknown)]))
+
+
 def met_behind(
     step: CapturedStep, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:

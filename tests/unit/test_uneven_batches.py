@@ -25,8 +25,9 @@ def rows(examples):
 
 
 def unknown(goal, found):
-    """Each example is compared with every other."""
-    return tf.reduce_mean(tf.matmul(found, found, transpose_b=True)) + tf.reduce_mean(tf.square(goal - found))
+    """Each example is compared with every other by drawn weights, of which each replica has its own."""
+    compared = tf.matmul(found, found, transpose_b=True) * tf.random.uniform(())
+    return tf.reduce_mean(compared) + tf.reduce_mean(tf.square(goal - found))
 
 
 def data_set(examples):
@@ -39,7 +40,7 @@ FITS = {
 }
 
 
-@pytest.mark.feature("fit", "data: uneven batches, where the loss compares examples", refused="UnevenBatchError")
+@pytest.mark.feature("fit", "data: uneven batches, where draws weigh pairs of examples", refused="UnevenBatchError")
 @pytest.mark.parametrize("fit", [pytest.param(fit, id=name) for name, fit in FITS.items()])
 def test_fit_refuses_with_its_first_batch_what_its_last_one_would_be(ad, fit):
     with ad.scope():
@@ -67,7 +68,9 @@ def test_a_batch_of_which_nothing_is_known_before_is_refused_when_it_comes(ad):
         np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
 
-@pytest.mark.feature("function", "data: uneven batches, where the loss compares examples", refused="UnevenBatchError")
+@pytest.mark.feature(
+    "function", "data: uneven batches, where draws weigh pairs of examples", refused="UnevenBatchError"
+)
 def test_a_step_refuses_it(ad):
     with ad.scope():
         matrix = tf.Variable(tf.ones([3, 3]))
@@ -84,7 +87,7 @@ def test_a_step_refuses_it(ad):
     np.testing.assert_array_equal(matrix, np.ones((3, 3)))
 
 
-@pytest.mark.feature("session", "data: uneven batches, where the loss compares examples", refused="UnevenBatchError")
+@pytest.mark.feature("session", "data: uneven batches, where draws weigh pairs of examples", refused="UnevenBatchError")
 def test_a_session_refuses_it(ad):
     with tf.Graph().as_default(), ad.scope():
         x = v1.placeholder(tf.float32, [None, 3])

@@ -1,0 +1,132 @@
+"""Parts of a step in which examples are compared with one another, as in contrastive and ranking losses.
+
+On one device such a part sees the whole batch. All replicas can therefore compute it on the rows of the whole batch,
+which they gather: each then has the loss of one device, and the gradients of its own rows are those of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, find_unknown, inputs_of
+from autodist.graph.names import node_of
+from autodist.graph.op_types import is_stateless
+from autodist.graph.ops import Trait, draws_numbers, having
+from autodist.graph.seeds import reduced_calls
+from autodist.graph.step import CapturedStep
+from autodist.graph.walks import reach
+from autodist.layout import Mean, PerExample, Propagation, Replicated, Sum
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a tensor, to be gathered from all replicas.
+
+    Attributes:
+        axis: the axis of the rows.
+    """
+
+    axis: int
+
+
+def find_compared(
+    step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool]
+) -> Mapping[NodeInput, Statistic | Rows]:
+    """Returns what the parts of a step that compare examples read of the batch.
+
+    A part begins with the nodes of a loss that make its dependence on the batch unknown. It has all nodes that read its
+    results, except those of gradients, and those before it whose values belong to neither examples nor the whole batch.
+
+    Args:
+        step: the step.
+        flows: the dependence of its tensors on the batch.
+        is_left: returns True for a node that must see the examples of its replica alone.
+
+    Returns:
+        For each input of a node of a part that comes from outside, the rows to gather, or the sum or mean to reduce.
+        Empty if there is no such part, or if it cannot be computed on the whole batch: it draws random numbers, writes
+        more than variables, has nodes that are left, or uses trained variables other than scalars (a layer, which all
+        replicas would compute for all examples).
+    """
+    part = _Part(step, flows, is_left)
+    front = list(find_unknown(step, flows))
+    while front:
+        node = front.pop()
+        if node in part.nodes:
+            continue
+        if not part.can_have(node):
+            return {}
+        part.nodes.add(node)
+        front += part.neighbours(node)
+    return part.read
+
+
+_WRITES = having(Trait.ASSIGNMENT)
+
+
+class _Part:
+    """The parts of a step that compare examples.
+
+    Attributes:
+        nodes: their nodes.
+    """
+
+    def __init__(self, step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool]) -> None:
+        self._step, self._flows, self._is_left = step, flows, is_left
+        self.nodes: set[str] = set()
+
+    def can_have(self, node: str) -> bool:
+        """Returns True if all replicas can compute the same value of a node."""
+        op = self._step.graph_index.nodes[node].op
+        if self._is_left(node) or draws_numbers(op) or not (is_stateless(op) or op in _WRITES):
+            return False
+        return not any(self._is_of_layer(name) for name in inputs_of(self._step, node))
+
+    def neighbours(self, node: str) -> Sequence[str]:
+        """Returns the nodes that belong to the part of a node of it."""
+        before = [node_of(name) for name in inputs_of(self._step, node) if self._outside(name) is None]
+        return [*before, *(reader for reader in self._step.graph_index.readers(node) if reader in self._forward)]
+
+    @property
+    def read(self) -> dict[NodeInput, Statistic | Rows]:
+        """The rows, sums and means that the nodes read from outside."""
+        result: dict[NodeInput, Statistic | Rows] = {}
+        for node in self.nodes:
+            for k, name in enumerate(inputs_of(self._step, node)):
+                outside = self._outside(name)
+                if node_of(name) not in self.nodes and isinstance(outside, Rows | Sum | Mean):
+                    result[NodeInput(node, k)] = outside
+        return result
+
+    def _outside(self, name: str) -> Replicated | Rows | Statistic | None:
+        """Returns how a tensor is read from outside; None if its node has to belong to the part."""
+        kind = self._flows.kind(name)
+        match kind:
+            case Replicated():
+                return kind
+            case PerExample(axis, mixed_at=None):
+                return Rows(axis)
+            case Sum(mixed_at=None) | Mean(mixed_at=None) if can_be_whole(self._step, name, kind):
+                return kind
+        return None
+
+    def _is_of_layer(self, name: str) -> bool:
+        """Returns True for a value, other than a scalar, that is computed from trained variables alone."""
+        is_shared = isinstance(self._flows.kind(name), Replicated) and node_of(name) in self._of_variables
+        return is_shared and self._step.spec_of(name).shape.num_elements() != 1
+
+    @cached_property
+    def _forward(self) -> set[str]:
+        """The nodes of losses, outputs and writes, without those of gradients, which a tape adds after the loss."""
+        step = self._step
+        calls = [step.gradient_calls[k] for k in reduced_calls(step)]
+        backward = reach([node_of(call.seed) for call in calls], step.graph_index.readers)
+        ends = [*(node_of(name) for call in calls for name in call.targets), *map(node_of, step.outputs), *step.targets]
+        return reach([node for node in ends if node not in backward], step.graph_index.data.__getitem__)
+
+    @cached_property
+    def _of_variables(self) -> set[str]:
+        handles = [self._step.by_name[gradient.variable].handle for gradient in self._step.gradients]
+        return reach(handles, self._step.graph_index.readers)
