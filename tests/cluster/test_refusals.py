@@ -76,7 +76,7 @@ with ad.scope():
     def compares(x):
         with tf.GradientTape() as tape:
             found = x * weight
-            loss = tf.reduce_mean(tf.matmul(found, found, transpose_b=True))
+            loss = tf.reduce_mean(tf.matmul(found, found, transpose_b=True) * tf.random.uniform((), dtype=tf.float64))
         weight.assign_sub(0.5 * tape.gradient(loss, weight))
 
     def fit(targets):
