@@ -203,7 +203,9 @@ def test_replicas_that_read_again_what_is_their_own_are_told_of(caplog: pytest.L
 
 
 def compared(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(tf.nn.log_softmax(made @ tf.transpose(made))[:, 0] - tf.reduce_mean(x))
+    """By drawn weights, of which each replica has its own."""
+    logits = made @ tf.transpose(made) * tf.random.uniform((), dtype=made.dtype)
+    return tf.reduce_mean(tf.nn.log_softmax(logits)[:, 0] - tf.reduce_mean(x))
 
 
 def root(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
