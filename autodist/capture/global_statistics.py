@@ -187,7 +187,11 @@ def with_global_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
             kept, replaced_inputs = captured, made
     rows = {place for place, one in wanted.items() if isinstance(one, Rows)}
     log_global_statistics({place: line for place, line in replaced_inputs.items() if place not in rows})
-    _log_compared({place: line for place, line in replaced_inputs.items() if place in rows})
+    _log_lines(
+        "a loss compares examples with one another (%s): each replica computes that part for the whole batch, whose "
+        "rows the replicas exchange during the step.",
+        {place: line for place, line in replaced_inputs.items() if place in rows},
+    )
     return kept
 
 
@@ -232,20 +236,15 @@ def is_layers(made: Mapping[str, tf.Operation], node: str) -> bool:
 
 
 def log_global_statistics(made: Mapping[NodeInput, str | None]) -> None:
-    if made:
-        lines = dict.fromkeys(line or place.node for place, line in made.items())
-        log.info(
-            "a loss combines sums or means of the batch with single examples, or reads values that the step keeps of "
-            "them (%s): they are those of the whole batch, which the replicas exchange during the step.",
-            ", ".join(lines), extra=ALIKE_EVERYWHERE,
-        )  # fmt: skip
+    _log_lines(
+        "a loss combines sums or means of the batch with single examples, or reads values that the step keeps of them "
+        "(%s): they are those of the whole batch, which the replicas exchange during the step.",
+        made,
+    )
 
 
-def _log_compared(made: Mapping[NodeInput, str | None]) -> None:
+def _log_lines(text: str, made: Mapping[NodeInput, str | None]) -> None:
+    """Logs a text about some inputs of nodes with the lines of the script that have made these nodes."""
     if made:
         lines = dict.fromkeys(line or place.node for place, line in made.items())
-        log.info(
-            "a loss compares examples with one another (%s): each replica computes that part for the whole batch, "
-            "whose rows the replicas exchange during the step.",
-            ", ".join(lines), extra=ALIKE_EVERYWHERE,
-        )  # fmt: skip
+        log.info(text, ", ".join(lines), extra=ALIKE_EVERYWHERE)

@@ -85,7 +85,7 @@ class _Part:
         return not any(self._is_of_layer(name) for name in inputs_of(self._step, node))
 
     def neighbours(self, node: str) -> Sequence[str]:
-        """Returns the nodes that belong to the part of a node of it."""
+        """Returns the nodes that belong to a part because `node` does."""
         before = [node_of(name) for name in inputs_of(self._step, node) if self._outside(name) is None]
         return [*before, *(reader for reader in self._step.graph_index.readers(node) if reader in self._forward)]
 
