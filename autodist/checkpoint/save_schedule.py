@@ -17,6 +17,7 @@ from autodist.cluster.failure import LEAVING
 from autodist.cluster.preemption_notice import PreemptionNotice
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError
+from autodist.runs.joining_search import JoiningSearch
 from autodist.runs.late_processes import LateProcesses
 from autodist.runs.lost_run import Joining
 from autodist.runs.missing_machines import MissingMachines
@@ -147,7 +148,7 @@ class Growth(SaveRequest):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._joining: Joining | None = None
-        self._machines: MissingMachines | LateProcesses = (
+        self._machines: JoiningSearch = (
             LateProcesses(run.spec, self._save_for)
             if run.spec.is_given
             else MissingMachines(run.spec, run.builder, self._save_for)

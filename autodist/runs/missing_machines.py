@@ -12,21 +12,16 @@ from autodist.cluster.script import Script
 from autodist.errors import AutoDistError, ResourceSpecError
 from autodist.resources import Node, ResourceSpec
 from autodist.runs.growth import MOST_FAILED_JOINS
+from autodist.runs.joining_search import JoiningSearch
 from autodist.runs.lost_run import Joining
 from autodist.runs.node_choice import nodes_in_whole_rows
 from autodist.runs.restarts import earlier_starts
 from autodist.strategies import BuildsStrategy
-from autodist.waits import Event
 
 log = logging.getLogger("autodist")
 
-DEFAULT_INTERVAL = 60.0
 
-_END_LIMIT = 5.0
-"""Seconds to wait for the thread, which ends its programs, at the end of the run."""
-
-
-class MissingMachines:
+class MissingMachines(JoiningSearch):
     """Looks for missing machines at an interval, in a thread of the chief, until some can join the run.
 
     The machines are checked as before a start, all at the same time, each for at most its timeouts. A machine with a
@@ -43,41 +38,25 @@ class MissingMachines:
     """
 
     def __init__(self, spec: ResourceSpec, builder: BuildsStrategy | None, on_found: Callable[[Joining], None]) -> None:
-        self._spec, self._builder, self._on_found = spec, builder, on_found
-        self._interval = spec.rejoin_interval or DEFAULT_INTERVAL
+        super().__init__(spec.rejoin_interval, on_found)
+        self._spec, self._builder = spec, builder
         self._listed = spec.complete()
         self._file = None if spec.file is None else os.path.abspath(spec.file)  # the script may change its directory
         self._script, self._environment = Script.of_this_process(), dict(os.environ)
         self._failed_joins = earlier_starts().failed_joins
-        self.refused = dict(earlier_starts().refused)
+        self.refused: dict[str, str] = dict(earlier_starts().refused)
         self.addresses = tuple(node.address for node in spec.missing)
         self._looks = 0
-        self._over = Event()
-        self._thread = threading.Thread(target=self._run, name="autodist-missing-machines", daemon=True)
 
     def begin(self) -> None:
         """Starts to look, if there may be something to find."""
         if self.addresses:
             log.info("%s missing; looking for it every %g s.", _are(self.addresses), self._interval)
         if self.addresses or self._file is not None:
-            self._thread.start()
-
-    def end(self) -> None:
-        """Ends a look in progress."""
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(_END_LIMIT)
-
-    def _run(self) -> None:
-        while not self._over.wait(self._interval):
-            self._looks += 1
-            joining = self._look()
-            if joining is not None and not self._over.is_set():
-                self._on_found(joining)
-                return
+            super().begin()
 
     def _look(self) -> Joining | None:
-        """Returns the machines that can join now; None if there are none."""
+        self._looks += 1
         listed = self._listed = self._read_again()
         here = {node.address for node in self._spec.nodes}
         missing = [node for node in listed.nodes if node.address not in here]

@@ -22,8 +22,7 @@ from autodist.runs.peers import Peers
 from autodist.runs.restarts import earlier_starts
 
 if TYPE_CHECKING:
-    from autodist.runs.late_processes import LateProcesses
-    from autodist.runs.missing_machines import MissingMachines
+    from autodist.runs.joining_search import JoiningSearch
 
 log = logging.getLogger("autodist")
 
@@ -93,7 +92,7 @@ class RunEnd:
         self.error: AutoDistError | None = None
         self.is_leaving = False
         self.joining: Joining | None = None
-        self.missing_machines: MissingMachines | LateProcesses | None = None
+        self.missing_machines: JoiningSearch | None = None
 
     def host(self, end: CodeEnd) -> None:
         """Ends the run with a function, whose output no agent filters.
