@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import pathlib
 import socket
@@ -18,7 +17,7 @@ from tensorflow.core.protobuf import config_pb2
 from autodist.errors import ClusterError
 from autodist.graph.imported import ImportedGraph
 from autodist.runtime.clocks import against
-from autodist.runtime.inbox_loops import InboxLoops
+from autodist.runtime.inbox_loops import InboxLoops, keep_open
 from autodist.runtime.persistent_buffers import PersistentBuffers
 from autodist.runtime.reserved_threads import ReservedThreads
 from autodist.runtime.timeline import TracedRuns, shared_queues
@@ -120,10 +119,10 @@ class GraphRunner:
             self.session.close()
 
     def abandon(self) -> None:
-        """Keeps the session open until the process ends: closing it, even at exit, waits for runs that never end."""
+        """Keeps the session open until the process ends (`keep_open`)."""
         if not self._closed:
             self._closed = True
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
+            keep_open(self.session)
 
 
 def _options(has_collectives: bool) -> tf.compat.v1.RunOptions:

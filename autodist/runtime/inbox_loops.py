@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 import time
@@ -65,6 +66,7 @@ class InboxLoops:
         self._lock = threading.Lock()
         self._brought: set[str] = set()
         self._running: list[tuple[tf.compat.v1.Session, threading.Thread]] = []
+        self._failed: list[tf.compat.v1.Session] = []
         self._ending: list[threading.Thread] = []
         self._is_closed = False
         self.failure: BaseException | None = None
@@ -93,13 +95,18 @@ class InboxLoops:
     def close(self, limit: float) -> bool:
         """Ends the loops; returns True when they have ended, or False after about `limit` seconds.
 
-        A loop whose source does not respond may never end. A further call waits for the loops that are left.
+        A loop whose source does not respond may never end. A further call waits for the loops that are left. The
+        session of a loop that has failed stays open: closing it would wait for the lost source.
         """
         with self._lock:
             self._is_closed = True
             while self._running:  # an interrupt may end this call, and a further call goes on
                 session, thread = self._running[-1]
-                self._ending += [self._ending_threads.start(session.close), thread]
+                if session in self._failed:
+                    keep_open(session)
+                else:
+                    self._ending.append(self._ending_threads.start(session.close))
+                self._ending.append(thread)
                 self._running.pop()
         deadline = time.monotonic() + limit
         for thread in self._ending:
@@ -115,9 +122,15 @@ class InboxLoops:
             self.failure = self.failure or error
             try:
                 session.run(closes)
+                self._failed.append(session)
             except (tf.errors.OpError, RuntimeError):
                 if not self._is_closed:  # otherwise `close` has interrupted it
                     raise
+
+
+def keep_open(session: tf.compat.v1.Session) -> None:
+    """Keeps a session open until the process ends: closing it, even at exit, may wait for runs that never end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def loop_of(inbox: Inbox, worker: int, workers: int, name: str) -> list[NodeDef]:

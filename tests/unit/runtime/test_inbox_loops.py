@@ -223,6 +223,37 @@ def test_a_failed_loop_may_be_closed_while_it_closes_its_inboxes() -> None:
     assert loops.close(LIMIT) and isinstance(loops.failure, tf.errors.UnavailableError)
 
 
+class Lost(Unresponsive):
+    """A session whose loops have failed; its end would wait for the lost source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+        self.has_closed_inboxes = threading.Event()
+
+    def run(self, fetches: object) -> None:
+        self.runs += 1
+        if self.runs == 1:
+            raise tf.errors.UnavailableError(None, None, "the source is lost")
+        self.has_closed_inboxes.set()
+
+
+def test_the_end_does_not_wait_for_the_session_of_a_failed_loop() -> None:
+    session = Lost()
+    loops = InboxLoops(0, WORKERS, lambda graph: session, ReservedThreads())  # type: ignore[arg-type, return-value]
+    loops.bring([inbox("lost")])
+    session.has_closed_inboxes.wait()
+    wait_for_loops()
+    assert loops.close(LIMIT) and isinstance(loops.failure, tf.errors.UnavailableError)
+
+
+def wait_for_loops() -> None:
+    """Returns when the threads of all loops have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "autodist-inboxes":
+            thread.join(LIMIT)
+
+
 def test_loops_whose_end_was_interrupted_end_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Unresponsive()
     monkeypatch.setattr(session, "close", session.responds.set)
