@@ -436,14 +436,14 @@ class Coordinator:
             self._phase = _Phase.STOPPED
             self._changed.notify_all()
         starts_again = self._spec.is_elastic and self.starts_again()
-        self._dismiss_standby(starts_again)  # first: it also keeps those that end from joining this start again
+        self._dismiss_standby(starts_again, stop.reason)  # first: it also keeps those that end from joining this start again
         self._group.send(replace(stop, starts_again=starts_again))
         self._close()
 
-    def _dismiss_standby(self, starts_again: bool) -> None:
+    def _dismiss_standby(self, starts_again: bool, failure: str = "") -> None:
         rendezvous = elastic_rendezvous() if self._spec.is_elastic else None
         if rendezvous is not None:
-            rendezvous.dismiss(starts_again)
+            rendezvous.dismiss(starts_again, failure)
 
     def _close(self, shown_limit: float = _SHOWN_LIMIT) -> None:
         """Closes the connections, releases the chief's port, and writes the pending output."""

@@ -61,7 +61,7 @@ def end_at_exit(run: Run, alone: UndistributedScript, process: int) -> None:
             _warn_at_the_end(run, alone)
         is_well = _finishes_well(run)
         if run.spec.is_elastic and (rendezvous := elastic_rendezvous()):
-            rendezvous.dismiss(not is_well and _starts_again(run))
+            rendezvous.dismiss(not is_well and _starts_again(run), "" if is_well else run.end.reason)
         if not is_well:
             _restart(run)
     except SystemExit:

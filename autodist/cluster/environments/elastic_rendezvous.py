@@ -88,11 +88,12 @@ class ElasticRendezvous(Rendezvous):
             return (), len(members) + 1
         return tuple(arrival for arrival in chosen if arrival not in members), len(chosen) + 1
 
-    def dismiss(self, starts_again: bool) -> None:
+    def dismiss(self, starts_again: bool, failure: str = "") -> None:
         """Accepts no more processes, and dismisses those on standby; the server ends once the workers have left.
 
         Args:
             starts_again: True if the processes are to join the next start.
+            failure: the reason why the run ends; empty if it ends well.
         """
         with self._changed:
             if self._expected is not None:
@@ -100,7 +101,7 @@ class ElasticRendezvous(Rendezvous):
             self._expected = tuple(sorted(self._arrivals))
             standby = list(self._standby.values())
         for process in standby:
-            process.dismiss(starts_again)
+            process.dismiss(starts_again, failure)
         used = {*self._member_channels.values()}
         for number, channel in enumerate(self._channels):
             if number not in used:
@@ -110,7 +111,7 @@ class ElasticRendezvous(Rendezvous):
 
     def close(self, reason: str) -> None:
         if self.is_of_this_process and self._members is not None:
-            self.dismiss(starts_again=False)
+            self.dismiss(starts_again=False, failure=reason)
         super().close(reason)
         if self.is_of_this_process:
             super()._forget_secret()

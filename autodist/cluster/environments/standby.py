@@ -61,9 +61,14 @@ class StandbyProcess(AgentConnection):
         """Sends the reason for the refusal to the process, which ends."""
         self.send(Lost(f"the run cannot use this process: {self.refused}"))
 
-    def dismiss(self, starts_again: bool) -> None:
-        """Ends the connection: the process joins the next start, or ends."""
-        self.send(Stop(starts_again=starts_again))
+    def dismiss(self, starts_again: bool, failure: str = "") -> None:
+        """Ends the connection: the process joins the next start, or ends, as a failure if the run has failed.
+
+        Args:
+            starts_again: True if the run starts again.
+            failure: the reason why the run ends; empty if it ends well.
+        """
+        self.send(Stop(failure, starts_again=starts_again))
         self.end_input()
 
     def _handle(self, message: Message) -> None:

@@ -142,6 +142,18 @@ def test_a_process_that_waits_until_the_end_of_the_run_ends_well(
         connect(replace(given, index=1), dict(SECRET), 0.3, lambda: 0)
 
 
+def test_a_process_that_waits_until_the_run_fails_fails_too(
+    begun: tuple[ElasticRendezvous, Process], given: GivenCluster, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rendezvous, _ = begun
+    late = process(given, 1, folder)
+    assert within(20, lambda: rendezvous.expected == (1, 2))
+    rendezvous.dismiss(starts_again=False, failure="the chief's script failed")
+    late.wait()
+    assert (late.follower.status, late.follower.starts_again) == (1, False)
+    assert "the chief ends the run; see the chief's output" in capfd.readouterr().err
+
+
 def test_a_process_that_leaves_before_the_start_may_come_again(given: GivenCluster, folder: Path) -> None:
     rendezvous = ElasticRendezvous(given, SPEC, dict(SECRET), Quorum(3, 60.0))
     followers: list[Process] = []
