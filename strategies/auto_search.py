@@ -23,7 +23,8 @@ from autodist.strategies.fsdp import FSDP
 from autodist.strategies.loads import worker_bandwidths
 from autodist.strategies.nodes import pieces
 from autodist.strategies.partitioned_ps import PartitionedPS
-from autodist.strategies.plan_cost import CostModel, Load, Prediction, Row
+from autodist.strategies.plan_cost import CostModel, Prediction
+from autodist.strategies.plan_loads import Load, Row
 from autodist.strategies.ps import PS
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
 from autodist.strategies.registry import find_builder
@@ -232,13 +233,13 @@ class _Search:
         return owned
 
     def _plan(self, name: str, nodes: Nodes, prefetch: int = 0) -> Plan:
-        load = self._model.empty()
+        load = self._model.loads.empty()
         for variable, node in nodes.items():
             self._add(load, variable, node)
         return Plan(name, nodes, load, self._model, prefetch)
 
     def _add(self, load: Load, name: str, node: strategy_pb2.VariableNode, times: float = 1.0) -> None:
-        for row, column, amount in self._model.entries(self._by_name[name], node):
+        for row, column, amount in self._model.loads.entries(self._by_name[name], node):
             # Whole bytes: sums are then exact, so that changes leave no residue.
             load[row, column] += times * (amount if row == Row.WORK else round(amount))
 

@@ -436,7 +436,8 @@ class Coordinator:
             self._phase = _Phase.STOPPED
             self._changed.notify_all()
         starts_again = self._spec.is_elastic and self.starts_again()
-        self._dismiss_standby(starts_again, stop.reason)  # first: it also keeps those that end from joining this start again
+        # First: it also keeps those that end from joining this start again.
+        self._dismiss_standby(starts_again, stop.reason)
         self._group.send(replace(stop, starts_again=starts_again))
         self._close()
 

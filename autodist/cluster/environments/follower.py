@@ -6,7 +6,8 @@ scheduler, and sends it to the chief, which shows the last lines of a worker tha
 script. It is 1 if the chief was lost or the script was not started, and 2 if the chief refuses the follower.
 
 The follower of an elastic run stays when its script has ended, until the chief has decided if the run starts again; it
-then joins that start. It may also wait for a start without a script; its status is 0 if the run ends well meanwhile, and 1 if it fails.
+then joins that start. It may also wait for a start without a script; its status is 0 if the run ends well meanwhile,
+and 1 if it fails.
 """
 
 from __future__ import annotations

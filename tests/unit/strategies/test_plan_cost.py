@@ -30,10 +30,10 @@ def computing(seconds: float = 0.1, **fields) -> StepMeasurement:
 def predict(builder, planned, machines, measured: Measurements) -> Prediction:
     spec, variables = machines.with_measurements(measured), synced_variables(planned)
     model = CostModel.of(spec, variables)
-    load = model.empty()
+    load = model.loads.empty()
     by_name = {variable.name: variable for variable in variables}
     for node in builder.build(planned, spec).nodes:
-        for row, column, amount in model.entries(by_name[node.variable], node):
+        for row, column, amount in model.loads.entries(by_name[node.variable], node):
             load[row, column] += amount
     return model.predict(load)
 
