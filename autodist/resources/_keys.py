@@ -145,8 +145,9 @@ class YamlKeys(Timeouts):
 
     @model_validator(mode="after")
     def _check_rejoin_interval(self) -> Self:
-        if self.rejoin_interval is not None and (self.min_nodes is None or self.checkpoint is None):
-            lacking = "min_nodes" if self.min_nodes is None else "checkpoint"
+        is_fixed = self.min_nodes is None and not self.is_given  # `autodist run --nodes` sets it for given processes
+        if self.rejoin_interval is not None and (is_fixed or self.checkpoint is None):
+            lacking = "min_nodes" if is_fixed else "checkpoint"
             raise Fault(
                 "a run takes a missing machine in by starting again from a checkpoint that it saves, which needs "
                 f"`min_nodes` and `checkpoint`; allowed: no `rejoin_interval`, or `{lacking}`, too",

@@ -107,8 +107,13 @@ def require_can_restart(spec: ResourceSpec) -> None:
     """Checks that the script can be restarted, if the machines' settings request restarts.
 
     Raises:
-        ResourceSpecError: the script cannot be restarted.
+        ResourceSpecError: the script cannot be restarted, or a setting for restarts has no effect.
     """
+    if spec.rejoin_interval is not None and spec.min_nodes is None:
+        raise ResourceSpecError(
+            f"rejoin_interval is {spec.rejoin_interval:g}, but the number of processes is fixed. Run `autodist run "
+            "--nodes MIN:MAX`, set `min_nodes`, or remove `rejoin_interval`."
+        )
     if spec.max_restarts == 0 and spec.min_nodes is None:
         return
     if spec.max_restarts == 0 and spec.checkpoint is None:

@@ -333,6 +333,14 @@ def test_min_nodes_that_cannot_be_are_refused() -> None:
             ResourceSpec.from_dict(TWO_NODES | keys)
 
 
+def test_the_interval_of_an_elastic_run_needs_a_number_of_processes() -> None:
+    saving = {"checkpoint": {"folder": "saved", "every_steps": 9}, "rejoin_interval": 5, "max_restarts": 0}
+    given = ResourceSpec.from_dict({"nodes": "given", **saving})
+    with pytest.raises(ResourceSpecError, match="rejoin_interval is 5, but .* fixed. Run `autodist run --nodes"):
+        require_can_restart(given)
+    require_can_restart(CliOverrides(given=True, min_nodes=2).spec(lambda: given))
+
+
 def test_the_command_s_number_stands_in_place_of_the_yaml_s() -> None:
     assert CliOverrides(max_restarts=1).spec(lambda: spec_of(2)).max_restarts == 1
     assert CliOverrides(max_restarts=0).spec(lambda: spec_of(2)).max_restarts == 0
