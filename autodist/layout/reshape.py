@@ -30,6 +30,10 @@ from autodist.layout.op_context import OpContext, Rule
 from autodist.layout.shapes import lengths_in_turn
 
 
+MERGED = "under other axes"
+"""An order, followed by the number of elements of the axes before the batch axis that a reshape has merged with it."""
+
+
 def expand_dims(ctx: OpContext) -> Fact | list[Fact]:
     """ExpandDims: also of coordinates."""
     return expanded(ctx, ctx.facts[0]) if isinstance(ctx.facts[0], Coordinates) else _reshaping(ctx)
@@ -105,7 +109,9 @@ def _reshape_rows(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
             return ctx.unknown("it splits rows that are not in the order of the examples")
         return replace(form, base=replace(batch, axis=axis, per=per))
     if axis == 0 and not batch.order and per is not None:
-        return replace(form, base=Sharded(0, batch.count, per, ("under other axes", lead_before)))
+        return replace(form, base=Sharded(0, batch.count, per, (MERGED, lead_before)))
+    if batch.axis == 0 and batch.order == (MERGED, lead_after) and lead_after is not None and per is not None:
+        return replace(form, base=Sharded(axis, batch.count, per))
     return ctx.unknown("it merges the batch axis with other axes")
 
 

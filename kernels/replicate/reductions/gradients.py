@@ -72,6 +72,8 @@ class GradientReductions:
         if not isinstance(weight, Undecided):
             return weight
         if not is_reduced:
+            if node_of(weight.target) in self._reducer.stages.once:
+                return None  # computed from reduced gradients, as for a natural gradient
             log.info(
                 "a gradient of %s with respect to no variable is computed by each replica from its own examples: it is "
                 "not known how %s depends on the batch (%s).", weight.target, weight.target, weight.reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 
 import keras
@@ -111,6 +112,24 @@ def along_a_direction():
     return step
 
 
+def natural_gradient():
+    """Pulls a function of the gradient back through another parametrisation of the weight, after the loss."""
+    weight = tf.Variable(numbers(3, 2), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ weight) ** 2)
+        gradient = tape.gradient(loss, weight)
+        with tf.GradientTape(watch_accessed_variables=False) as other:
+            value = weight.read_value()
+            other.watch(value)
+            parameters = tf.sinh(value) + value
+        weight.assign_sub(0.1 * other.gradient(parameters, value, output_gradients=tf.tanh(gradient)))
+        return loss
+
+    return step
+
+
 def of_a_solution_with_a_boundary():
     """Trained on how far it is from solving an equation, and on the first rows, which lie on the boundary."""
     weights = [tf.Variable(numbers(3, 4), name="first"), tf.Variable(numbers(4, 1), name="second")]
@@ -135,7 +154,7 @@ def of_a_solution_with_a_boundary():
 
 STEPS = [
     newton, newton_of_a_mean, jacobians_of_examples, gradient_by_a_hessian_times_a_vector,
-    of_a_loss_with_a_penalty_of_keras, along_a_direction,
+    of_a_loss_with_a_penalty_of_keras, along_a_direction, natural_gradient,
 ]  # fmt: skip
 LAYOUTS = {
     "2 replicas": lambda step: plan(step, 1, 2),
@@ -175,6 +194,13 @@ def test_a_step_that_every_replica_makes_of_the_whole_batch_is_that_of_one_devic
     captured, alone = captured_whole(make)
     assert_same(train(captured, LAYOUTS[layout](captured.step), WHOLE), alone, 1e-10)
     assert not [r for r in caplog.records if r.name.startswith("autodist") and r.levelname == "WARNING"]
+
+
+def test_a_gradient_that_is_computed_once_from_reduced_gradients_is_not_logged(caplog):
+    caplog.set_level(logging.INFO, "autodist")
+    captured, _ = captured_with(natural_gradient)
+    train(captured, LAYOUTS["2 replicas"](captured.step), BATCHES)
+    assert "from its own examples" not in caplog.text
 
 
 @pytest.mark.parametrize("make", [newton_of_a_mean, jacobians_of_examples])

@@ -63,6 +63,28 @@ def test_layout(case, feeds):
     )
 
 
+def test_a_time_major_batch_is_flattened_and_restored(case, feeds):
+    x, weights = tensor(case, "x"), tf.constant(np.arange(12.0).reshape(3, 4))
+    n, times = tf.shape(x)[0], tf.constant(np.arange(1.0, 6), tf.float64)
+    sequences = times[:, None, None] * x[None]
+    flat = tf.reshape(sequences, [-1, 3]) @ weights
+    restored = tf.reshape(flat, [5, n, 4])
+    check(
+        case,
+        feeds,
+        [
+            (sequences, PerExample(1)),
+            (restored, PerExample(1)),
+            (tf.reshape(tf.reshape(sequences, [-1]), [5, -1, 3]), PerExample(1)),
+            (tf.reshape(tf.reshape(sequences, [-1]), [5, -1]), PerExample(1)),
+            (restored * sequences[..., :1], PerExample(1)),
+            (tf.reduce_mean(flat), MEAN),
+            (tf.reduce_mean(tf.square(restored)), MEAN),
+        ],
+    )
+    assert "merges the batch axis" in reason(case, tf.reshape(flat, [4, -1, 5]))
+
+
 @pytest.mark.parametrize(
     "function",
     [
