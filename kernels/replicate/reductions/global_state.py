@@ -11,12 +11,14 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Aggregation, PendingReductionKind
 from autodist.graph.subgraph import subgraph
+from autodist.graph.walks import reach
 from autodist.kernels.replica_dependent import find_late_reads
 from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
 from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.kernels.replicate.reductions.statistics import GlobalStatistic, Statistics
 from autodist.kernels.replicate.state_writes import StateChange
 from autodist.layout import Joined, Kind, Mean, PerExample, Reduced, Replicated, Sum, Unknown
+from autodist.layout.linearity import Grade, find_linearity
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class GlobalState:
         self._depends_on_writes = self._find_dependents()
         self._kinds: dict[str, Kind] = {}
         self._values: dict[str, str] = {}
+        self._of_moments: dict[str, bool] = {}
 
     def unknown(self, change: StateChange) -> str | None:
         """Returns the reason why the value that one device would write is not known; None if it is known."""
@@ -66,12 +69,21 @@ class GlobalState:
         """Returns True if a change is a moving average of the moments that normalise each replica's own examples.
 
         Such moments are averaged over the replicas, as in tf.distribute, although the mean of variances is not the
-        variance of the batch. Normalisation per replica is logged separately.
+        variance of the batch. Normalisation per replica is logged separately. A variable may also be proportional to
+        such a moving average that the step has written, as one that corrects the average's bias.
         """
-        nodes, found = self._reducer.step.graph_index.nodes, False
-        front = self.unknown_parts(change)
-        if any(map(self.is_of_written, front)):
+        handle = change.variable.handle
+        if handle not in self._of_moments:
+            self._of_moments[handle] = False  # until it is known, if a write depends on itself
+            self._of_moments[handle] = self._find_moments(self.unknown_parts(change))
+        return self._of_moments[handle]
+
+    def _find_moments(self, parts: Sequence[str]) -> bool:
+        written = [name for name in parts if self.is_of_written(name)]
+        if not all(map(self._scales_moments, written)):
             return False
+        nodes, found = self._reducer.step.graph_index.nodes, bool(written)
+        front = [name for name in parts if name not in written]
         seen: set[str] = set()
         while front:
             name = front.pop()
@@ -84,6 +96,23 @@ class GlobalState:
             elif isinstance(self._kind(name), PerExample):
                 return False
         return found
+
+    def _scales_moments(self, name: str) -> bool:
+        """Returns True if a tensor is proportional to moving averages of moments, by factors that all replicas share.
+
+        Other values that it reads after a write are then those of all replicas, such as a counter of steps.
+        """
+        graph_index = self._reducer.step.graph_index
+        behind = reach([node_of(name)], graph_index.data.__getitem__)
+        own = [read for read in self._late if read in behind and not self._is_same(self._late[read])]
+        if not own or not all(self.is_of_moments(self._late[read].change) for read in own):
+            return False
+        return find_linearity(graph_index, [tensor(read) for read in own]).of(name) is Grade.LINEAR
+
+    def _is_same(self, written: _Written) -> bool:
+        """Returns True if all replicas write the same value."""
+        made = written.change.made[written.write]
+        return all(isinstance(self._kind(t), Replicated) for t in (made.base, *made.changes) if t is not None)
 
     def take_for(self, name: str, kind: Kind) -> None:
         """Treats a tensor of unknown kind as one of `kind` from now on."""

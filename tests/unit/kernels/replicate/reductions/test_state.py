@@ -63,6 +63,36 @@ def test_batch_norm_sees_its_replicas_part(shape):
     assert_same(train(captured, plan(captured.step, *shape), data), one_device(captured, by_parts, data))
 
 
+@pytest.mark.parametrize("corrected, is_known", [(lambda hidden: hidden, True), (tf.sqrt, False)])
+def test_a_moving_variance_with_its_bias_corrected_is_averaged(corrected, is_known, caplog):
+    """Each of two replicas normalises its part; only a value that is not proportional to the average is logged."""
+    names = {"hidden": np.ones(2), "average": np.ones(2), "steps": np.zeros(())}
+    hidden, average, steps = (tf.Variable(value, name=name, trainable=False) for name, value in names.items())
+    kernel = variable("kernel", 1, 1, 1, 2)
+    ones, none = tf.ones(2), tf.constant([])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            image = tf.cast(tf.nn.conv2d(tf.reshape(x, (-1, 4, 4, 1)), kernel, 1, "SAME"), tf.float32)
+            made, _, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+                x=image, scale=ones, offset=ones, mean=none, variance=none, is_training=True
+            )
+            loss = tf.reduce_mean(made**2)
+        steps.assign_add(1.0)
+        hidden.assign_sub((hidden - tf.cast(variance, tf.float64)) * 0.1)
+        average.assign(corrected(hidden / (1.0 - tf.pow(tf.constant(0.9, tf.float64), steps))))
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+        return loss
+
+    data = batches(4, width=16)
+    captured = capture(step, *data[0])
+    found = train(captured, plan(captured.step, 1, 2), data)
+    logged = [message for message in caplog.messages if "becomes the mean of the replicas' values" in message]
+    assert bool(logged) is not is_known
+    if is_known:
+        np.testing.assert_allclose(found.variable("average"), found.variable("hidden") / (1 - 0.9), rtol=1e-12)
+
+
 def test_state_of_replicas_without_examples_is_left_out():
     norm = layers.BatchNormalization()
     norm.build((None, 4))
