@@ -7,6 +7,7 @@ from dataclasses import replace
 from autodist.layout.by_factors import nonlinear
 from autodist.layout.combine import same_rows
 from autodist.layout.facts import REPLICATED, Base, Dims, Fact, Form, UnknownFact, form_of, with_axis
+from autodist.layout.network import has_own_channels
 from autodist.layout.op_context import OpContext, Rule
 from autodist.layout.shapes import batch_of
 from autodist.layout.slices import strided_rows
@@ -40,6 +41,14 @@ def normalised_gradient(ctx: OpContext) -> list[Fact]:
     if isinstance(known, UnknownFact):
         return [*[UnknownFact(known.reason)] * 3, *others]
     gradient, value = known
+    if (
+        gradient.rows is not None
+        and value.rows is not None
+        and same_rows(gradient.rows, value.rows)
+        and has_own_channels(ctx, value, range(2, 3 if is_training else 5))
+    ):
+        own = with_axis(gradient, 0)
+        return [gradient, own, own, *others]
     if any(form_of(fact) != REPLICATED for fact in ctx.facts[2 : 3 if is_training else 5]):
         return [*[ctx.unknown("its parameters are not replicated")] * 3, *others]
     if (

@@ -41,6 +41,15 @@ def normalised(image: tf.Tensor) -> tf.Tensor:
     return normal[0]
 
 
+def layer_normalised(image: tf.Tensor) -> tf.Tensor:
+    """The fused layer normalisation of tf_keras, whose channels are the vectors of all examples."""
+    shape = tf.shape(image)
+    vectors = tf.reduce_prod(shape[:3])
+    value = tf.reshape(image, [1, vectors, shape[3], 1])
+    normal = tf.compat.v1.nn.fused_batch_norm(value, tf.ones([vectors]), tf.zeros([vectors]), data_format="NCHW")
+    return tf.reshape(normal[0], shape) * tf.constant([1.0, 2, 3])
+
+
 PENALISED: dict[str, Made] = {
     "dense": lambda v: tf.tanh(v @ tf.ones([6, 3], v.dtype)) @ tf.ones([3, 1], v.dtype),
     **{
@@ -70,6 +79,7 @@ OF_IMAGES: dict[str, Made] = {
     "padded with its mirror": lambda image: padded(image, mode="REFLECT") ** 2,
     "channels joined": lambda image: tf.concat([image, image * image], 3) ** 2,
     "enlarged": lambda image: tf.image.resize(image, [16, 16], "nearest") ** 2 * tf.image.resize(image, [16, 16]),
+    "layer normalised": lambda image: layer_normalised(image) ** 2,
     "normalised as in inference": lambda image: normalised(image) ** 2,
 }
 

@@ -149,8 +149,12 @@ def test_examples_along_the_channels_are_not_normalised_together():
     with case.graph.as_default():
         x = case.batch("images", 4, 5, 3, dtype=tf.float32, axis=3)
         nothing, n = tf.constant([], tf.float32), tf.shape(x)[3:]
-        fused = tf.raw_ops.FusedBatchNormV3(x=x, scale=tf.ones(n), offset=tf.zeros(n), mean=nothing, variance=nothing)
-    assert isinstance(case.kind(fused.y), Unknown)
+        ones, zeros = tf.ones(n), tf.zeros(n)
+        fused = tf.raw_ops.FusedBatchNormV3(x=x, scale=ones, offset=zeros, mean=nothing, variance=nothing)
+        fed = case.batch("scale", dtype=tf.float32)[::-1]
+        mixed = tf.raw_ops.FusedBatchNormV3(x=x, scale=fed, offset=zeros, mean=nothing, variance=nothing)
+    assert [case.kind(fused.y), case.kind(fused.batch_variance)] == [PerExample(3), PerExample(0)]
+    assert isinstance(case.kind(mixed.y), Unknown)
 
 
 def test_unknown_ops_are_unknown_until_they_meet_rows_of_their_shape(case):
