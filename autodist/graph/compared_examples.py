@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
+
+import tensorflow as tf
 
 from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, find_unknown, inputs_of
 from autodist.graph.names import node_of
@@ -18,6 +21,8 @@ from autodist.graph.seeds import reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Mean, PerExample, Propagation, Replicated, Sum
+
+NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,9 @@ def find_compared(
 
     Returns:
         For each input of a node of a part that comes from outside, the rows to gather, or the sum or mean to reduce.
-        Empty if there is no such part, or if it cannot be computed on the whole batch: it draws random numbers, writes
-        more than variables, has nodes that are left, or uses trained variables other than scalars (a layer, which all
-        replicas would compute for all examples).
+        Empty if there is no such part, or if it cannot be computed on the whole batch: it draws random numbers, has
+        effects other than writes of variables, assertions and prints, has nodes that are left, or uses trained
+        variables other than scalars (a layer, which all replicas would compute for all examples).
     """
     part = _Part(step, flows, is_left)
     front = list(find_unknown(step, flows))
@@ -63,7 +68,11 @@ def find_compared(
     return part.read
 
 
-_WRITES = having(Trait.ASSIGNMENT)
+_EFFECTS = having(Trait.ASSIGNMENT | Trait.PRINTS | Trait.CHECKS)
+"""Stateful ops that a part may have. They apply to the whole batch on each replica, as on one device."""
+
+
+_PRINTS = having(Trait.PRINTS | Trait.CHECKS)
 
 
 class _Part:
@@ -80,7 +89,8 @@ class _Part:
     def can_have(self, node: str) -> bool:
         """Returns True if all replicas can compute the same value of a node."""
         op = self._step.graph_index.nodes[node].op
-        if self._is_left(node) or draws_numbers(op) or not (is_stateless(op) or op in _WRITES):
+        is_known = is_stateless(op) or op in _EFFECTS or self._is_assertion(self._step.graph_index.nodes[node])
+        if self._is_left(node) or draws_numbers(op) or not is_known:
             return False
         return not any(self._is_of_layer(name) for name in inputs_of(self._step, node))
 
@@ -112,6 +122,14 @@ class _Part:
                 return kind
         return None
 
+    def _is_assertion(self, node: NodeDef) -> bool:
+        """Returns True for a conditional that only prints something or stops the step, as `tf.debugging` makes them."""
+        return node.op == "If" and all(
+            (is_stateless(inner.op) and not draws_numbers(inner.op)) or inner.op in _PRINTS or self._is_assertion(inner)
+            for branch in ("then_branch", "else_branch")
+            for inner in self._functions[node.attr[branch].func.name].node_def
+        )
+
     def _is_of_layer(self, name: str) -> bool:
         """Returns True for a value, other than a scalar, that is computed from trained variables alone."""
         is_shared = isinstance(self._flows.kind(name), Replicated) and node_of(name) in self._of_variables
@@ -125,6 +143,10 @@ class _Part:
         backward = reach([node_of(call.seed) for call in calls], step.graph_index.readers)
         ends = [*(node_of(name) for call in calls for name in call.targets), *map(node_of, step.outputs), *step.targets]
         return reach([node for node in ends if node not in backward], step.graph_index.data.__getitem__)
+
+    @cached_property
+    def _functions(self) -> Mapping[str, tf.compat.v1.FunctionDef]:
+        return {f.signature.name: f for f in self._step.graph_def.library.function}
 
     @cached_property
     def _of_variables(self) -> set[str]:

@@ -111,6 +111,19 @@ def beside_other_terms(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.square(made)) + 0.5 * supervised_contrastive(made, x) + 0.1 * tf.square(SCALE)
 
 
+def asserted(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """With assertions on the pairs, as Keras 2 makes them of sample weights, and a check of the numbers."""
+    logits, weights = tf.matmul(made, made, transpose_b=True), tf.abs(x[:, 1])
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(made)[0]), logits)
+    with tf.control_dependencies(
+        [
+            tf.debugging.assert_equal(tf.shape(losses), tf.shape(weights)),
+            tf.cond(tf.shape(logits)[1] > 99, lambda: tf.print("large"), tf.no_op),
+        ]
+    ):
+        return tf.reduce_mean(tf.debugging.check_numerics(losses, "loss") * weights)
+
+
 LOSSES = [
     supervised_contrastive,
     two_views,
@@ -120,6 +133,7 @@ LOSSES = [
     partial_likelihood,
     sorted_errors,
     beside_other_terms,
+    asserted,
 ]
 
 
