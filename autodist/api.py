@@ -49,10 +49,10 @@ from autodist.functions.function_step import DistributedFunction
 from autodist.functions.graph_function import GraphSessions
 from autodist.functions.keras_training import KerasTraining
 from autodist.functions.tracing import Tracing
+from autodist.graph.python_calls import elementwise
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import log_to_the_terminal
 from autodist.placement.layouts import HeldLayout
-from autodist.reading.data_sets import elementwise
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import active_dry_run
@@ -485,7 +485,7 @@ class AutoDist:
 
     @staticmethod
     def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Marks a Python function used in `Dataset.map`, so that each worker calls it only for its own examples.
+        """Marks a Python function of `Dataset.map` or of a step, so that each worker calls it for its own examples.
 
         ```python
         @ad.elementwise
@@ -498,6 +498,9 @@ class AutoDist:
         The mark promises that the result for an element depends only on that element: the function keeps no state
         between calls and draws no random numbers other than from its arguments. AutoDist looks for the mark where
         `tf.py_function` or `tf.numpy_function` calls the function, in a map after the last shuffle and before batching.
+
+        In a step (a loss, a metric), and in a map of batches, an element is a row: the function takes batches, and
+        computes each row of its result from the same row of its arguments.
 
         Args:
             function: as `tf.py_function` or `tf.numpy_function` takes it.

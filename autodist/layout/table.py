@@ -20,6 +20,7 @@ from autodist.layout import (
     movement,
     network,
     permutations,
+    python_calls,
     random_ops,
     reductions,
     reshape,
@@ -56,9 +57,10 @@ TABLE: dict[str, Rule] = {
     **entries.RULES,
     **sampling.RULES,
     **lists.RULES,
+    **python_calls.RULES,
     **functions.RULES,
 }
 
-_RULES_WITH_STATE = (random_ops, sampling, functions, lists, sources)
+_RULES_WITH_STATE = (random_ops, sampling, functions, lists, sources, python_calls)
 NOT_FOLDED = having(Trait.SHUFFLES | Trait.OF_SHAPES).union(*(rules.RULES for rules in _RULES_WITH_STATE))
 """Ops that may return a value that is not replicated even if all inputs are."""

@@ -1,13 +1,11 @@
-"""Structure of `tf.data` pipelines, marks of the Python functions in them, and fast reads of their elements."""
+"""Structure of `tf.data` pipelines, and fast reads of their elements."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import script_ops  # holds the functions of py_function and numpy_function
 
 from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
@@ -30,55 +28,6 @@ def begins_within(dataset: Any) -> bool:
     if not isinstance(dataset, tf.data.Dataset) or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         return False
     return any(kind_of(one) in ("Repeat", "Concatenate") for one in all_of(dataset))
-
-
-_MARK = "_autodist_elementwise"
-
-
-def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a function whose result for an element does not depend on earlier calls; returns the marked function.
-
-    Args:
-        function: a function as `tf.py_function` or `tf.numpy_function` takes it.
-
-    Raises:
-        TypeError: the function is not callable.
-    """
-    if not _is_function(function):
-        raise TypeError(
-            f"ad.elementwise got {function!r}; pass the Python function that tf.py_function or tf.numpy_function "
-            "calls for each element."
-        )
-
-    def call(*args: Any) -> Any:
-        return function(*args)
-
-    marked = tf.autograph.experimental.do_not_convert(functools.update_wrapper(call, function))
-    setattr(marked, _MARK, True)
-    return marked
-
-
-def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, type)
-
-
-def is_elementwise(node: tf.compat.v1.NodeDef) -> bool:
-    """True if a node calls a Python function that the script has marked."""
-    function = _called_by(node)
-    return function is not None and getattr(function, _MARK, False)
-
-
-def name_called(node: tf.compat.v1.NodeDef) -> str | None:
-    """Returns the name of the Python function that a node calls; None if it calls none."""
-    function = _called_by(node)
-    return None if function is None else getattr(function, "__name__", type(function).__name__)
-
-
-def _called_by(node: tf.compat.v1.NodeDef) -> Any:
-    if "token" not in node.attr:
-        return None
-    registered = script_ops._py_funcs._funcs.get(node.attr["token"].s.decode())
-    return getattr(registered, "_func", registered)
 
 
 Read = Callable[[], Any]

@@ -20,11 +20,12 @@ from tensorflow.python.data.util import structure  # packs the elements that dat
 from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.ops import Trait, having
+from autodist.graph.python_calls import is_elementwise, marked_call, name_called
 from autodist.layout import propagate
 from autodist.layout.kinds import PerExample
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches
-from autodist.reading.data_sets import is_elementwise, kind_of, name_called
+from autodist.reading.data_sets import kind_of
 from autodist.tf_compat.do_not_convert import ours
 
 log = logging.getLogger("autodist")
@@ -41,9 +42,6 @@ _CUTS: dict[str, Callable[[Any, Any], Any]] = {
 
 _SAME_AGAIN = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.READ | Trait.TABLE_READ | Trait.PRINTS)
 """Operations that TensorFlow counts as stateful, but whose result for an element does not depend on earlier ones."""
-
-_CALLERS = {"PyFunc": "tf.numpy_function"}
-"""For operations that call Python code, the function that creates them, if it is not tf.py_function."""
 
 _LEAVES = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
 
@@ -218,11 +216,9 @@ def _python_call_reason(node: tf.compat.v1.NodeDef) -> str | None:
     called = name_called(node)
     if called is None:
         return None
-    marked = called if called.isidentifier() else "function"
     return (
         f"its {node.op} calls Python code, {called}, which may return something else each time. If {called} works on "
-        f"one element at a time and keeps no state of its own, mark it: ad.elementwise({marked}) in the call of "
-        f"{_CALLERS.get(node.op, 'tf.py_function')}"
+        f"one element at a time and keeps no state of its own, mark it: {marked_call(node)}"
     )
 
 

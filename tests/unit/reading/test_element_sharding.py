@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.batch.examples import rows_to_read, share_of
+from autodist.graph.python_calls import elementwise
 from autodist.reading.batch_sharding import Reading, Slices, global_batch_of
-from autodist.reading.data_sets import elementwise
 from autodist.reading.element_sharding import own_elements, reading_own
 
 REPLICAS = [0, 1, 1, 2]
