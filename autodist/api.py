@@ -33,7 +33,7 @@ from autodist.capture.local_steps import plain_variable
 from autodist.capture.manual import all_gather, all_reduce, all_to_all, manual, reduce_scatter
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.sharding_marks import alike, constrain
-from autodist.capture.shared_files import share_files
+from autodist.capture.shared_files import share_files, share_files_from_now_on
 from autodist.capture.stage_marks import StageMark
 from autodist.capture.training_hooks import install_hooks, put_back
 from autodist.checkpoint import Checkpoints
@@ -148,7 +148,8 @@ class AutoDist:
         share_cores(self._run.spec.workers, self._run.index)
         if self._run.divides_variables:
             pool_tensors()
-        self._share_files()
+        if self._run.workers > 1:
+            share_files_from_now_on(self._run.chief.write)
         if self._run.workers > 1 and not is_seeded_by_script():  # with the script's seed the workers already agree
             seed_early_initializers(self._run.seed)
         self._share = InputShard(self._run)
@@ -249,7 +250,8 @@ class AutoDist:
                 yield self
         finally:
             put_back()
-            self._share_files()  # again: the scope may have been the first to import tf_keras
+            if self._run.workers > 1:
+                share_files(self._run.chief.write)  # again: other modules may have copied TensorFlow's functions
 
     @plain_shapes()
     def create_distributed_session(self, batch_axis: Mapping[Any, int | None] | None = None) -> DistributedSession:
@@ -670,10 +672,6 @@ class AutoDist:
             defer_initial_values()
             defer_loaded_weights()
         check_distribution(self._distribution or sharding_distribution(chosen))
-
-    def _share_files(self) -> None:
-        if self._run.workers > 1:
-            share_files(self._run.chief.write)
 
     def _whole_in_graph(self, sums: AllReduceNotes) -> GraphBatchStatistics | None:
         """Returns the rule for sums and means of the global batch in graph losses; None if no batch is split."""

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # a Saver checks that its session is one
 
+from autodist.tf_compat.import_hooks import once_imported
 from autodist.tf_compat.patches import (
     CHECKPOINT_SAVE,
     LEGACY_SAVES,
@@ -78,6 +79,13 @@ def share_files(write: Write) -> None:
     saver = SAVER_SAVE.plain()
     if getattr(saver, _BY, None) != write:
         put(SAVER_SAVE, write_by_one(saver, write))
+
+
+def share_files_from_now_on(write: Write) -> None:
+    """As `share_files`; files of tf_keras, too, as soon as the script or a library imports it."""
+    share_files(write)
+    if "tf_keras" not in sys.modules:
+        once_imported("tf_keras", lambda: share_files(write))
 
 
 def saving_alone() -> AbstractContextManager[None]:

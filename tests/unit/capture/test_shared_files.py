@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 
 import keras
 import numpy as np
@@ -11,7 +12,13 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture import shared_files
-from autodist.capture.shared_files import saving_alone, saving_with_chief, share_files, writers
+from autodist.capture.shared_files import (
+    saving_alone,
+    saving_with_chief,
+    share_files,
+    share_files_from_now_on,
+    writers,
+)
 from autodist.tf_compat.patches import SAVER_SAVE
 
 # A separate module that replaces tf.saved_model; imported later, it would keep a test's patches.
@@ -140,6 +147,18 @@ def test_the_write_of_a_model_of_keras_2_is_requested_once(asked, tmp_path, save
         act(model, str(tmp_path / name.format(whose)))
     assert [what.partition(" ")[2] for what in asked] == [str(tmp_path / name.format(w)) for w in ("mine", "other")]
     assert (tmp_path / name.format("mine")).exists() and not (tmp_path / name.format("other")).exists()
+
+
+def test_the_write_of_a_model_is_requested_although_keras_2_is_imported_later(asked, monkeypatch, tmp_path):
+    tf_keras = pytest.importorskip("tf_keras")
+    model = tf_keras.Sequential([tf_keras.Input((2,)), tf_keras.layers.Dense(1)])
+    monkeypatch.delitem(sys.modules, "tf_keras")
+    later: list[str] = []
+    share_files_from_now_on(lambda what, act: later.append(what))
+    monkeypatch.setitem(sys.modules, "tf_keras", importlib.import_module("tf_keras"))
+    model.save_weights(str(tmp_path / "w.h5"))
+    assert [what.partition(" ")[2] for what in later] == [str(tmp_path / "w.h5")]
+    assert not list(tmp_path.iterdir())
 
 
 def test_functions_replaced_later_are_wrapped_and_none_twice(asked, monkeypatch):
