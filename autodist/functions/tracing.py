@@ -215,8 +215,8 @@ def call_in_function(function: Any, name: str, args: Any, kwargs: Any) -> Any:
         if trained:
             raise CaptureError(
                 f"{name} trains {trained[0]} and is called within a tf.function, which this process runs alone, so "
-                f"that it would train alone. Replace that tf.function by @ad.function ({name} is then part of "
-                f"its step), or call {name} from Python, once for each batch."
+                f"that it would train alone. Call {name} from Python, once for each batch. If the tf.function takes "
+                f"one batch, replace it by @ad.function instead: {name} is then part of its step."
             )
     return function(*args, **kwargs)
 
