@@ -29,7 +29,6 @@ from autodist.layout.movement import CONCATENATED, REPEATED
 from autodist.layout.op_context import OpContext, Rule
 from autodist.layout.shapes import lengths_in_turn
 
-
 MERGED = "under other axes"
 """An order, followed by the number of elements of the axes before the batch axis that a reshape has merged with it."""
 
