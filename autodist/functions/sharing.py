@@ -167,7 +167,7 @@ class Sharing:
         Raises:
             UnevenBatchError: the shapes of the inputs do not fit together in the step.
         """
-        if not captured.step.apart:
+        if not captured.step.apart or len(self.spec.replicas) == 1:
             return
         rows = {name: x.rows for name, x in zip(captured.inputs, leaves, strict=True) if x.axis is not None}
         counts = format_rows(split_rows(leaves))

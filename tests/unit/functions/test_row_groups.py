@@ -16,7 +16,12 @@ from autodist.resources import ResourceSpec
 
 
 def two_replicas() -> AutoDist:
-    return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
+    return replicas(2)
+
+
+def replicas(number: int) -> AutoDist:
+    nodes = [{"address": "localhost", "cpus": list(range(number))}]
+    return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))
 
 
 def arrays(unlabelled, labelled):
@@ -52,6 +57,14 @@ def test_a_step_trains_as_on_one_device(caplog):
         "step: its inputs have different numbers of rows (x has 24, z has 8, y has 8), and each is split by its own. "
         "If every replica should get the whole of one, set its batch_axis to None."
     ]
+
+
+def test_one_replica_warns_of_nothing(caplog):
+    ad = replicas(1)
+    with ad.scope(), caplog.at_level(logging.WARNING, "autodist"):
+        step = ad.function(step_on(tf.Variable(np.ones((3, 1)))))
+        assert np.isfinite(float(step(*arrays(24, 8))))
+    assert not [r for r in caplog.records if "different numbers of rows" in r.getMessage()]
 
 
 @pytest.mark.parametrize(
