@@ -102,9 +102,10 @@ def _refusal(value: Any, axis: int | None, whose: str) -> str:
         what = f"{kind} of rank {value.shape.rank}, which is not split over the replicas"
     else:
         what = f"{kind}, which is not split over the replicas: its arrays do not have a row for each example"
+    dense = f"it dense ({_DENSE[kind]})" if kind in _DENSE else "its tensors as separate arguments"
     return (
-        f"{whose} is a {what}. Pass it dense ({_DENSE[kind]}), or set its batch_axis to None, so that every replica "
-        "gets the whole tensor."
+        f"{whose} is a {what}. Pass {dense}, or set its batch_axis to None, so that every replica gets the whole "
+        "tensor."
     )
 
 

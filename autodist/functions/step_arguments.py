@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # tf.function binds arguments by it
+from tensorflow.python.framework.composite_tensor import CompositeTensor  # the parent of composites of libraries
+from tensorflow.python.framework.type_spec import BatchableTypeSpec  # the specs of those that hold a batch
 from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 
 from autodist.batch.axis import axis_within, is_array, matching_key, name_by_path, require_axis, require_mapping
@@ -203,7 +205,7 @@ class StepArguments:
         leaves = nest.flatten_with_tuple_paths(value, expand_composites=is_whole)
         for (path, leaf), spec in zip(leaves, declared, strict=False):
             name = self._name_of(parameter, path)
-            if isinstance(leaf, COMPOSITES):
+            if isinstance(leaf, COMPOSITES) or _is_batch(leaf):
                 rows = self._rows_of(parameter, leaf)
                 if self._is_whole(name):
                     raise CaptureError(
@@ -232,6 +234,12 @@ class StepArguments:
         for key in self._batch_axis:
             if not any(f"{name}/".startswith(f"{key}/") for name in present):
                 raise CaptureError(f"batch_axis names {key}, and {self._name} has the arguments {', '.join(present)}.")
+
+
+def _is_batch(value: Any) -> bool:
+    """Returns True for a library's composite tensor that holds a batch, such as the graphs of tensorflow-gnn."""
+    is_composite = isinstance(value, CompositeTensor) and not isinstance(value, tf.Variable)
+    return is_composite and isinstance(value._type_spec, BatchableTypeSpec)
 
 
 def count_examples(leaves: Sequence[Leaf]) -> int:

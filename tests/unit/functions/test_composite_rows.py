@@ -34,6 +34,12 @@ def examples(value: Any) -> list[Any]:
     return listed
 
 
+class Graphs(tf.experimental.BatchableExtensionType):
+    """A library's composite tensor."""
+
+    nodes: tf.Tensor
+
+
 @pytest.mark.parametrize(
     "value", [SPARSE, RAGGED, CUBE, WORDS, MATRICES], ids=["sparse", "ragged", "rank 3", "words", "matrices"]
 )
@@ -58,6 +64,11 @@ def test_decomposed_values_are_composed_again(value: Any) -> None:
         (tf.SparseTensor([[1]], [1.0], [3]), 0, "SparseTensor of rank 1.*tf.sparse.to_dense.*batch_axis"),
         (SPARSE, 1, "SparseTensor, which is split along its first axis alone, and its batch axis is set to 1"),
         (tf.IndexedSlices(tf.ones(1), tf.constant([0])), 0, "IndexedSlices.*convert_to_tensor.*batch_axis"),
+        (
+            Graphs(tf.ones([2, 3])),
+            0,
+            "Graphs, which is not split.*its tensors as separate.*batch_axis",
+        ),
     ],
 )
 def test_values_without_a_row_for_each_example_are_refused(value: Any, axis: int, told: str) -> None:
@@ -66,6 +77,13 @@ def test_values_without_a_row_for_each_example_are_refused(value: Any, axis: int
         step = ad.function(lambda x: tf.constant(0.0), batch_axis={"x": axis})
         with pytest.raises(CaptureError, match=f"x of <lambda> is a {told}"):
             step(value)
+
+
+def test_every_replica_gets_the_whole_of_a_librarys_composite() -> None:
+    ad = replicas(2)
+    with ad.scope():
+        step = ad.function(lambda x: tf.reduce_sum(x.nodes), batch_axis={"x": None})
+        assert [float(step(Graphs(k * tf.ones([2, 3])))) for k in (1.0, 2.0)] == [6.0, 12.0]
 
 
 @pytest.mark.feature("function", "data: sparse tensors")
