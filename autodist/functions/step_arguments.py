@@ -206,12 +206,12 @@ class StepArguments:
         for (path, leaf), spec in zip(leaves, declared, strict=False):
             name = self._name_of(parameter, path)
             if isinstance(leaf, COMPOSITES) or _is_batch(leaf):
-                rows = self._rows_of(parameter, leaf)
                 if self._is_whole(name):
                     raise CaptureError(
                         f"batch_axis of {name} is None, and {name} of {self._name} is a {type(leaf).__name__} among "
                         "others; pass it dense."
                     )
+                rows = self._rows_of(parameter, leaf)
                 yield parameter, rows, None, name
                 yield from ((parameter, array, open_spec(array), name) for array in rows.arrays(leaf))
             else:
