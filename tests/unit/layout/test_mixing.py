@@ -116,7 +116,7 @@ def test_what_follows_an_unknown_gradient_has_its_reason():
         strange = tf.numpy_function(lambda v: v, [x], tf.float32)
         kernel = tf.ones([3, 3, 3, 2])
         back = tf.nn.conv2d_transpose(strange[..., :2], kernel, tf.shape(x), 1)
-    assert "not in the table" in case.kind(back).reason
+    assert "calls Python code" in case.kind(back).reason
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
@@ -161,7 +161,7 @@ def test_unknown_ops_are_unknown_until_they_meet_rows_of_their_shape(case):
     x = tensor(case, "x")
     strange = tf.numpy_function(lambda v: v, [x], tf.float64)
     strange.set_shape([None, 3])
-    assert "not in the table" in reason(case, strange)
+    assert "calls Python code" in reason(case, strange)
     assert case.kind(strange - x) == PerExample(0)
     assert case.kind(tf.reduce_mean(strange - x)) == MEAN
     assert isinstance(case.kind(tf.reduce_mean(strange)), Unknown)
