@@ -10,7 +10,6 @@ import tensorflow as tf
 from tensorflow.python.ops import script_ops  # holds the functions of py_function and numpy_function
 
 _MARK = "_autodist_elementwise"
-_CALLERS = {"PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function"}
 
 
 def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +55,8 @@ def marked_call(node: tf.compat.v1.NodeDef) -> str:
     """Returns the text for a message that shows how to mark the Python function that a node calls."""
     called = name_called(node) or ""
     marked = called if called.isidentifier() else "function"
-    return f"ad.elementwise({marked}) in the call of {_CALLERS.get(node.op, 'tf.py_function')}"
+    caller = "tf.py_function" if node.op == "EagerPyFunc" else "tf.numpy_function"
+    return f"ad.elementwise({marked}) in the call of {caller}"
 
 
 def _called_by(node: tf.compat.v1.NodeDef) -> Any:
