@@ -66,7 +66,6 @@ class InboxLoops:
         self._lock = threading.Lock()
         self._brought: set[str] = set()
         self._running: list[tuple[tf.compat.v1.Session, threading.Thread]] = []
-        self._failed: list[tf.compat.v1.Session] = []
         self._ending: list[threading.Thread] = []
         self._is_closed = False
         self.failure: BaseException | None = None
@@ -102,11 +101,10 @@ class InboxLoops:
             self._is_closed = True
             while self._running:  # an interrupt may end this call, and a further call goes on
                 session, thread = self._running[-1]
-                if session in self._failed:
+                if thread.is_alive():
+                    self._ending += [self._ending_threads.start(session.close), thread]
+                else:  # before this call, only a failure ends it
                     keep_open(session)
-                else:
-                    self._ending.append(self._ending_threads.start(session.close))
-                self._ending.append(thread)
                 self._running.pop()
         deadline = time.monotonic() + limit
         for thread in self._ending:
@@ -122,7 +120,6 @@ class InboxLoops:
             self.failure = self.failure or error
             try:
                 session.run(closes)
-                self._failed.append(session)
             except (tf.errors.OpError, RuntimeError):
                 if not self._is_closed:  # otherwise `close` has interrupted it
                     raise
