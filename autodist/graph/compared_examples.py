@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import tensorflow as tf
 
 from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, find_unknown, inputs_of
+from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
@@ -21,8 +21,6 @@ from autodist.graph.seeds import reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Mean, PerExample, Propagation, Replicated, Sum
-
-NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,10 @@ def find_compared(
     return part.read
 
 
-_EFFECTS = having(Trait.ASSIGNMENT | Trait.PRINTS | Trait.CHECKS)
-"""Stateful ops that a part may have. They apply to the whole batch on each replica, as on one device."""
-
-
 _PRINTS = having(Trait.PRINTS | Trait.CHECKS)
+
+_EFFECTS = having(Trait.ASSIGNMENT) | _PRINTS
+"""Stateful ops that a part may have. They apply to the whole batch on each replica, as on one device."""
 
 
 class _Part:
