@@ -25,10 +25,11 @@ def trace(
 ) -> None:
     """Merge the traces of all workers, and show how each worker spends a step.
 
-    A worker computes, sends or receives, reads data, or waits for another worker. A run with `AUTODIST_TRACE=FOLDER` in
-    its environment traces the tenth run of each step. Each worker writes one file into that folder on its own machine;
-    copy these files into one folder first. The clocks of the machines are aligned with the chief's. Open the merged
-    file in https://ui.perfetto.dev or `chrome://tracing`.
+    A worker computes, sends or receives, reads data, or waits for another worker. If `Auto` chose the strategy, its
+    prediction stands beside the traced times. A run with `AUTODIST_TRACE=FOLDER` in its environment traces the tenth
+    run of each step. Each worker writes one file into that folder on its own machine; copy these files into one folder
+    first. The clocks of the machines are aligned with the chief's. Open the merged file in https://ui.perfetto.dev or
+    `chrome://tracing`.
 
     Examples:
 
@@ -40,7 +41,7 @@ def trace(
     """
     from autodist.cli.tracing.files import read_traces
     from autodist.cli.tracing.spent import time_spent
-    from autodist.cli.tracing.summary import alignment_lines, merged, summary_lines, table_of
+    from autodist.cli.tracing.summary import alignment_lines, merged, prediction_table, summary_lines, table_of
 
     target = file or folder / "trace.json"
     traces = read_traces(folder)
@@ -50,6 +51,8 @@ def trace(
     for step, one in traces.items():
         times = time_spent(one)
         console.print(table_of(step, times))
+        if (compared := prediction_table(step, times)) is not None:
+            console.print(compared)
         for line in summary_lines(times):
             console.print(line, soft_wrap=True)
     for line in alignment_lines([trace for one in traces.values() for trace in one]):

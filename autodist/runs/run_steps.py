@@ -24,6 +24,7 @@ from autodist.runs.log_strategy import describe_strategy, log_strategy
 from autodist.runs.measuring.auto_measurements import AutoMeasurements
 from autodist.runs.measuring.compilation import agreed_compilation
 from autodist.runs.measuring.kept_choices import KeptChoices
+from autodist.runs.measuring.prediction_check import predicted
 from autodist.runs.memory_needs import held_in_one_memory, require_memory
 from autodist.runs.step_plans import StepPlans
 from autodist.runtime.program import Program
@@ -193,7 +194,8 @@ class RunSteps:
             held = held_in_one_memory(rewritten, strategy, run.spec.workers, run.index)
             require_memory(held, run.spec.workers, run.index)
         # Guarded because the first run prepared in a session waits for all servers of the run.
-        program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)
+        about = predicted(strategy)
+        program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates, about)
         run.outer_steps.add(program)
         if step.gradients and self.on_first_program is not None:
             on_first_program, self.on_first_program = self.on_first_program, None

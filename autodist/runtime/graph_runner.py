@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 import socket
 import threading
 import time
@@ -20,7 +19,7 @@ from autodist.runtime.clocks import against
 from autodist.runtime.inbox_loops import InboxLoops, keep_open
 from autodist.runtime.persistent_buffers import PersistentBuffers
 from autodist.runtime.reserved_threads import ReservedThreads
-from autodist.runtime.timeline import TracedRuns, shared_queues
+from autodist.runtime.timeline import TracedRuns, TraceFile, shared_queues
 
 COLLECTIVE_KEY = 1
 """Graph key of every run with collectives; workers share step ids in these runs only."""
@@ -56,7 +55,7 @@ class GraphRunner:
         operations: Sequence[tf.Operation],
         feeds: Sequence[str],
         has_collectives: bool = False,
-        trace: pathlib.Path | None = None,
+        trace: TraceFile | None = None,
     ) -> Callable[..., list[np.ndarray]]:
         """Returns a callable that runs `operations` and returns the values of `outputs`, with a value for each feed.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +47,20 @@ class Program:
         step: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
         updates: runs background updates that a step leaves for later.
+        about: metadata for the file of a trace.
 
     Attributes:
         outer_steps: the outer steps that end local steps, by key.
     """
 
-    def __init__(self, graph_runners: GraphRunners, step: Step, inputs: Sequence[str], updates: Updates) -> None:
+    def __init__(
+        self,
+        graph_runners: GraphRunners,
+        step: Step,
+        inputs: Sequence[str],
+        updates: Updates,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         if isinstance(step, ReplicatedStep) and step.gathered_reads:
             unmap_freed_blocks()
         graph_runner, prefix = graph_runners.add(step.graph_def)
@@ -73,7 +81,8 @@ class Program:
         operations = [op(name) for name in step.targets]
         outputs = [graph_runner.graph.get_tensor_by_name(prefix + name) for name in step.outputs]
         collective = any(node.op.startswith("Collective") for node in step.graph_def.node)
-        trace = trace_file(prefix.rstrip("/"), _worker_of(step, feeds[0].removeprefix(prefix))) if feeds else None
+        worker = _worker_of(step, feeds[0].removeprefix(prefix)) if feeds else 0
+        trace = trace_file(prefix.rstrip("/"), worker, about or {}) if feeds else None
         self._once = Runnable(graph_runner, outputs, operations, feeds, collective, trace)
         self._updates, self._buffers = updates, graph_runners.persistent_buffers
         self._graph_runner, self._trace = graph_runner, trace

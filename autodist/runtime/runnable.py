@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.timeline import TraceFile
 
 RunOptions = Any
 """`tf.compat.v1.RunOptions`, for which TensorFlow has no types."""
@@ -37,7 +37,7 @@ class Runnable:
     operations: Sequence[tf.Operation]
     feeds: Sequence[str]
     has_collectives: bool = False
-    trace: pathlib.Path | None = None
+    trace: TraceFile | None = None
 
     def __post_init__(self) -> None:
         _ = self._plain  # now: TensorFlow refuses faulty fetches before the first run

@@ -8,7 +8,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -31,8 +31,26 @@ TRACED_RUN = 10
 """The run to trace: TensorFlow has placed and optimized the step by then, and allocated its memory."""
 
 
-def trace_file(step: str, worker: int) -> pathlib.Path | None:
+@dataclass(frozen=True)
+class TraceFile:
+    """The file for the trace of a step.
+
+    Attributes:
+        path: its path.
+        about: metadata of the step that is written beside the trace.
+    """
+
+    path: pathlib.Path
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def trace_file(step: str, worker: int, about: Mapping[str, Any]) -> TraceFile | None:
     """Returns the file for the trace of a step; None if tracing is disabled.
+
+    Args:
+        step: name of the step.
+        worker: index of this worker.
+        about: metadata of the step.
 
     Raises:
         TraceError: the file cannot be written; raised before the first step rather than in the tenth.
@@ -45,7 +63,7 @@ def trace_file(step: str, worker: int) -> pathlib.Path | None:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         reason = "may not be written by this process" if existing.is_dir() else "is no folder"
         raise TraceError(f"{TRACE_VARIABLE}={path}: no trace can be written there, since {existing} {reason}.")
-    return folder / f"{step}.worker_{worker}.json"
+    return TraceFile(folder / f"{step}.worker_{worker}.json", about)
 
 
 _counts: dict[pathlib.Path, int] = {}
@@ -66,14 +84,14 @@ class TracedRuns:
     Attributes:
         run: called with the step's inputs, `options` and `run_metadata`.
         options: options of every run.
-        file: path of the trace.
+        file: the file of the trace.
         queues: returns the shared names of queues, by the names of the operations on them.
-        about: returns metadata, right after the run.
+        about: returns metadata of this worker, right after the run.
     """
 
     run: Callable[..., Any]
     options: tf.compat.v1.RunOptions
-    file: pathlib.Path
+    file: TraceFile
     queues: Callable[[], Mapping[str, str]] = dict
     about: Callable[[], Mapping[str, Any]] = dict
     _count: int = 0
@@ -81,21 +99,21 @@ class TracedRuns:
     def __post_init__(self) -> None:
         if not _counts:
             atexit.register(_warn_if_nothing_was_traced)
-        _counts[self.file] = 0
+        _counts[self.file.path] = 0
 
     def __call__(self, *values: Any) -> Any:
         self._count += 1
-        _counts[self.file] = self._count
+        _counts[self.file.path] = self._count
         if self._count != TRACED_RUN:
             return self.run(*values, options=self.options)
         options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
         options.MergeFrom(self.options)
         metadata = tf.compat.v1.RunMetadata()
         result = self.run(*values, options=options, run_metadata=metadata)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.path.parent.mkdir(parents=True, exist_ok=True)
         events = list(_events(metadata.step_stats, self.queues()))
-        self.file.write_text(json.dumps({"traceEvents": events, "otherData": dict(self.about())}))
-        log.info("%s: timeline of step %d", self.file, TRACED_RUN)
+        self.file.path.write_text(json.dumps({"traceEvents": events, "otherData": {**self.about(), **self.file.about}}))
+        log.info("%s: timeline of step %d", self.file.path, TRACED_RUN)
         return result
 
 

@@ -37,11 +37,24 @@ class _RawEvent(pydantic.BaseModel):
     args: dict[str, Any] = {}
 
 
+class Predicted(pydantic.BaseModel):
+    """The step time that `Auto` predicted.
+
+    Attributes:
+        seconds: of a step.
+        terms: their parts, by name.
+    """
+
+    seconds: float
+    terms: dict[str, float]
+
+
 class _About(pydantic.BaseModel):
     machine: str = ""
     workers: int = 1
     clock_ahead: float | None = None
     clock_uncertainty: float = 0.0
+    predicted: Predicted | None = None
 
 
 class _RawTrace(pydantic.BaseModel):
@@ -110,6 +123,7 @@ class Trace:
         workers: number of workers.
         uncertainty: the uncertainty of its clock, in seconds; None: its clock was not compared with the chief's.
         events: ordered by start.
+        predicted: the predicted time of the step; None: nothing was predicted.
     """
 
     step: str
@@ -118,6 +132,7 @@ class Trace:
     workers: int
     uncertainty: float | None
     events: tuple[Event, ...]
+    predicted: Predicted | None = None
 
     @functools.cached_property
     def begin(self) -> float:
@@ -147,7 +162,8 @@ def read_traces(folder: Path) -> dict[str, list[Trace]]:
         about = raw[step, worker].otherData
         known = worker == 0 or about.clock_ahead is not None
         uncertainty = (0.0 if worker == 0 else about.clock_uncertainty) if known else None
-        traces.setdefault(step, []).append(Trace(step, worker, about.machine, about.workers, uncertainty, events))
+        trace = Trace(step, worker, about.machine, about.workers, uncertainty, events, about.predicted)
+        traces.setdefault(step, []).append(trace)
     return traces
 
 

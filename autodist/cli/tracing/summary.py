@@ -12,6 +12,13 @@ from autodist.cli.tracing.spent import ANYBODY, TimeSpent, kind_of
 from autodist.logs.formatting import readable_bytes, readable_seconds
 from autodist.logs.tables import text_table
 
+PREDICTED = {
+    "computing": ("computation", "updates"),
+    "sending": ("network", "processor time of transfers"),
+    "waiting": ("waits",),
+}
+"""The parts of a prediction that an activity of a trace shows."""
+
 _LEAST_SHOWN = 0.05
 """Fraction of a step above which a worker's waiting is mentioned."""
 
@@ -25,6 +32,24 @@ def table_of(step: str, times: Sequence[TimeSpent]) -> Table:
         parts = (spent.computing, spent.sending, spent.reading, spent.waited, spent.rest)
         rows.append([names[spent.trace.worker], _time(spent.took), *(_part(p, spent.took, "\n") for p in parts)])
     return text_table(f"{step}: the run that was traced, by worker", ["worker", *figures], rows, numbers=figures)
+
+
+def prediction_table(step: str, times: Sequence[TimeSpent]) -> Table | None:
+    """Returns a table of predicted and traced times, of the worker that computed longest; None without a prediction."""
+    predicted = next((spent.trace.predicted for spent in times if spent.trace.predicted is not None), None)
+    if predicted is None:
+        return None
+    busiest = max(times, key=lambda spent: spent.computing)
+    name = worker_names([spent.trace for spent in times])[busiest.trace.worker]
+    traced = {"computing": busiest.computing, "sending": busiest.sending, "waiting": busiest.waited}
+    rows = [["a step", readable_seconds(predicted.seconds), _time(busiest.took)]]
+    for activity, parts in PREDICTED.items():
+        seconds = sum(predicted.terms.get(part, 0.0) for part in parts)
+        rows.append([f"{activity} ({', '.join(parts)})", readable_seconds(seconds), _time(traced[activity])])
+    return text_table(
+        f"{step}: predicted by Auto, and traced on {name}, which computed longest", ["", "predicted", "traced"], rows,
+        numbers=["predicted", "traced"], caption="Tracing makes a run slower; the log has the time of the other steps.",
+    )  # fmt: skip
 
 
 def summary_lines(times: Sequence[TimeSpent]) -> Iterator[str]:

@@ -55,7 +55,14 @@ class PredictionCheck:
         )  # fmt: skip
 
 
+def predicted(strategy: strategy_pb2.Strategy) -> dict[str, object]:
+    """Returns the predicted seconds of a step and its parts, for the file of a trace; empty if there are none."""
+    if not strategy.choice.terms:
+        return {}
+    terms = {term.name: term.seconds for term in strategy.choice.terms}
+    return {"predicted": {"seconds": strategy.choice.alternatives[0].seconds, "terms": terms}}
+
+
 def check_of(strategy: strategy_pb2.Strategy, is_chief: bool) -> PredictionCheck | None:
     """Returns the check of a step's strategy, on the chief; None if nothing was predicted."""
-    has_prediction = strategy.HasField("choice") and bool(strategy.choice.terms)
-    return PredictionCheck(strategy.choice) if is_chief and has_prediction else None
+    return PredictionCheck(strategy.choice) if is_chief and strategy.choice.terms else None

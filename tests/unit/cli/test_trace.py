@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from autodist.cli.app import app
+from autodist.cli.tracing.summary import PREDICTED
+from autodist.strategies.plan_cost import Prediction
 from tests.unit.cli.tracing.traces import moved, ran, write
 
 RUNNER = CliRunner()
@@ -47,6 +49,29 @@ def test_all_workers_stand_in_one_file_as_processes_on_one_clock(folder: Path) -
     assert any("for worker 1" in name for name in threads.values())
     assert "worker 0 (one) waits 4 ms (40%) for worker 1 (two), which computed" in done.output
     assert "clocks are aligned with the chief's to ± 400 µs" in done.output
+
+
+def test_what_auto_predicted_stands_beside_the_worker_that_computed_longest(folder: Path) -> None:
+    assert "predicted by" not in RUNNER.invoke(app, ["trace", str(folder)]).stdout
+    terms = {"computation": 0.006, "updates": 0.001, "processor time of transfers": 5e-4, "network": 0.001, "waits": 0}
+    write(
+        folder, 0,
+        ran("MatMul", 100, 4), ran("QueueDequeueV2", 104, 6, queue="q"), moved("a", 0, 1, 5104, 1), machine="one",
+        predicted={"seconds": 0.0085, "terms": terms},
+    )  # fmt: skip
+    table = RUNNER.invoke(app, ["trace", str(folder)], env={"COLUMNS": "140"}).stdout
+    assert "step_1: predicted by Auto, and traced on worker 1 (two), which computed longest" in " ".join(table.split())
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if "│" in line]
+    assert rows[-4:] == [
+        ["a step", "8.5 ms", "6 ms"],
+        ["computing (computation, updates)", "7 ms", "5 ms"],
+        ["sending (network, processor time of transfers)", "1.5 ms", "0 µs"],
+        ["waiting (waits)", "0 µs", "0 µs"],
+    ]
+
+
+def test_every_part_of_a_prediction_is_compared() -> None:
+    assert {part for parts in PREDICTED.values() for part in parts} == set(Prediction(0, 0, 0, 0, 0, 0, ()).terms)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from autodist.proto import strategy_pb2
-from autodist.runs.measuring.prediction_check import SETTLING, TIMED, PredictionCheck, check_of
+from autodist.runs.measuring.prediction_check import SETTLING, TIMED, PredictionCheck, check_of, predicted
 
 
 def choice(seconds: float = 0.010) -> strategy_pb2.Choice:
@@ -45,3 +45,9 @@ def test_only_a_predicted_step_is_checked_and_only_on_the_chief():
     assert check_of(strategy_pb2.Strategy(choice=choice()), is_chief=False) is None
     assert check_of(strategy_pb2.Strategy(builder="AllReduce"), is_chief=True) is None
     assert isinstance(check_of(strategy_pb2.Strategy(choice=choice()), is_chief=True), PredictionCheck)
+
+
+def test_the_file_of_a_trace_has_the_prediction_and_its_parts():
+    found = predicted(strategy_pb2.Strategy(choice=choice()))
+    assert found == {"predicted": {"seconds": 0.010, "terms": {"computation": pytest.approx(0.008)}}}
+    assert predicted(strategy_pb2.Strategy(builder="AllReduce")) == {}
