@@ -19,6 +19,7 @@ from autodist.capture.assemble import FoundVariable
 from autodist.capture.graphs import bodies_of
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
+from autodist.graph.functions import called_by, functions_by_name
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
 from autodist.graph.step import CapturedStep
@@ -141,14 +142,13 @@ def _name_and_line(resource: tf.Tensor) -> str:
 
 def _users(resource: tf.Tensor) -> set[str]:
     """Returns the types of the ops that take a resource, in the graph and in its functions."""
-    library = {f.signature.name: f for f in resource.graph.as_graph_def().library.function}
+    library = functions_by_name(resource.graph.as_graph_def().library)
     front = [op.node_def for op in resource.consumers()]
     users: set[str] = set()
     while front:
         node = front.pop()
         users.add(node.op)
-        functions = [f.name for value in node.attr.values() for f in (value.func, *value.list.func)]
-        called = [library.pop(name, None) for name in functions]
+        called = [library.pop(name, None) for name in called_by(node)]
         front += [inner for function in called if function is not None for inner in function.node_def]
     return users
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.framework import op_def_registry  # the only API that returns the definition of an op
 
+from autodist.graph.functions import functions_by_name
 from autodist.graph.names import is_control, node_of
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
@@ -72,7 +73,7 @@ def baked_values(step: CapturedStep) -> tuple[Baked, ...]:
         [*updates, *writes, *computed, *step.targets],
         lambda name: _data_sources(nodes[name].op, nodes[name].input),
     )
-    functions = {f.signature.name: f for f in graph_index.graph_def.library.function}
+    functions = functions_by_name(graph_index.graph_def.library)
     bodies = functools.cache(lambda name: _values_in_body(functions, name, bodies))
     values: list[Baked] = []
     for at, (name, node) in enumerate(nodes.items()):

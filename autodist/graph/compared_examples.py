@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, find_unknown, inputs_of
 from autodist.graph.editor import NodeDef
+from autodist.graph.functions import branches_of, functions_by_name
 from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
@@ -123,8 +124,8 @@ class _Part:
         """Returns True for a conditional that only prints something or stops the step, as `tf.debugging` makes them."""
         return node.op == "If" and all(
             (is_stateless(inner.op) and not draws_numbers(inner.op)) or inner.op in _PRINTS or self._is_assertion(inner)
-            for branch in ("then_branch", "else_branch")
-            for inner in self._functions[node.attr[branch].func.name].node_def
+            for branch in branches_of(node)
+            for inner in self._functions[branch].node_def
         )
 
     def _is_of_layer(self, name: str) -> bool:
@@ -143,7 +144,7 @@ class _Part:
 
     @cached_property
     def _functions(self) -> Mapping[str, tf.compat.v1.FunctionDef]:
-        return {f.signature.name: f for f in self._step.graph_def.library.function}
+        return functions_by_name(self._step.graph_def.library)
 
     @cached_property
     def _of_variables(self) -> set[str]:

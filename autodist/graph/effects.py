@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from autodist.graph.functions import functions_by_name
 from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
 
@@ -58,7 +59,7 @@ class Effects:
     def __post_init__(self) -> None:
         self._nodes = self.nodes or {node.name: node for node in self.graph_def.node}
         self.carriers = {n for n, node in self._nodes.items() if node.op == "VarHandleOp" or _passes_handle(node)}
-        self._functions = {f.signature.name: f for f in self.graph_def.library.function}
+        self._functions = functions_by_name(self.graph_def.library)
 
     def handle_of(self, spelling: str) -> str | None:
         """Returns the name of the VarHandleOp that an input comes from; None if it is not a variable's handle."""

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.functions import add_function, functions_by_name
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import spelled_outputs, types_of_outputs
 
@@ -43,7 +44,7 @@ class LoopEditor:
 
     def _copy(self, role: str) -> Any:
         called = self.node.attr[role].func.name
-        return copy.deepcopy(next(f for f in self._editor.library.function if f.signature.name == called))
+        return copy.deepcopy(functions_by_name(self._editor.library)[called])
 
     # -- lookup ----------------------------------------------------------------------------------------------------
 
@@ -170,10 +171,8 @@ class LoopEditor:
 
     def finish(self) -> None:
         """Makes the loop call the changed functions."""
-        known = {function.signature.name for function in self._editor.library.function}
         for role, function in (("body", self._body), ("cond", self._condition)):
             content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
             function.signature.name = f"{function.signature.name}_{content[:16]}"
-            if function.signature.name not in known:
-                self._editor.library.function.append(function)
+            add_function(self._editor.library, function)
             self.node.attr[role].func.name = function.signature.name

@@ -21,6 +21,7 @@ from autodist.graph.batch_statistics import (
 )
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import NO_EFFECT, READS
+from autodist.graph.functions import branches_of, functions_by_name
 from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
@@ -78,7 +79,7 @@ def branches_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]
 
     Both branches of these may be computed: they only compute and write, and return values of known shapes.
     """
-    updates, functions = _after_gradients(step), {f.signature.name: f for f in step.graph_def.library.function}
+    updates, functions = _after_gradients(step), functions_by_name(step.graph_def.library)
     for node in step.graph_index.of_op("If"):
         handles = step.graph_index.effects.get(node.name, NO_EFFECT).writes
         if node.name in updates or not handles or not _may_have_both(node, functions):
@@ -95,8 +96,8 @@ def branches_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]
 
 def _may_have_both(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) -> bool:
     """Returns True if the branches of a conditional do nothing but compute, and read and write variables."""
-    for branch in ("then_branch", "else_branch"):
-        for inner in functions[node.attr[branch].func.name].node_def:
+    for branch in branches_of(node):
+        for inner in functions[branch].node_def:
             is_plain = is_stateless(inner.op) or inner.op in READS or inner.op in having(Trait.ASSIGNMENT)
             if not (is_plain or (inner.op == "If" and _may_have_both(inner, functions))):
                 return False

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # the defaults of attributes
 
+from autodist.graph.functions import functions_by_name
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
 from autodist.graph.names import is_control
 from autodist.graph.parts import GradientCall, PendingReduction, Variable
@@ -141,7 +142,7 @@ class _Functions:
     """The functions of a graph's library, numbered in the order of their first call."""
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
-        self._known = {function.signature.name: function for function in graph_def.library.function}
+        self._known = functions_by_name(graph_def.library)
         self._gradients = {g.function_name: g.gradient_func for g in graph_def.library.gradient}
         self._met: dict[str, str] = {}
 

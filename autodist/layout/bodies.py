@@ -9,6 +9,7 @@ from functools import cached_property
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 
+from autodist.graph.functions import functions_by_name
 from autodist.graph.index import GraphIndex
 from autodist.graph.op_types import input_names
 from autodist.layout.factors import Count, Factor, Factors, PartialSum
@@ -86,7 +87,7 @@ class Library:
 
     @cached_property
     def _definitions(self) -> dict[str, tf.compat.v1.FunctionDef]:
-        return {definition.signature.name: definition for definition in self._library.function}
+        return functions_by_name(self._library)
 
     @cached_property
     def _function_graph(self) -> tf.Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.functions import branches_of
 from autodist.graph.ops import Trait, having
 from autodist.layout.degree import add_forms
 from autodist.layout.example_loops import map_over_examples
@@ -34,13 +35,12 @@ def call(ctx: OpContext) -> list[Fact]:
 
 def if_(ctx: OpContext) -> list[Fact]:
     """If: the common layout of both branches; the condition must be replicated for an exact result."""
-    branches = [ctx.node.attr[name].func.name for name in ("then_branch", "else_branch")]
-    return _branches(ctx, branches)
+    return _branches(ctx, branches_of(ctx.node))
 
 
 def case(ctx: OpContext) -> list[Fact]:
     """Case: like If, with many branches."""
-    return _branches(ctx, [branch.name for branch in ctx.node.attr["branches"].list.func])
+    return _branches(ctx, branches_of(ctx.node))
 
 
 def _branches(ctx: OpContext, names: list[str]) -> list[Fact]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.functions import branches_of
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having, linear_operands
@@ -170,7 +171,7 @@ class Linearity(GraphWalk[Grade]):
     def _branches(self, node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade]) -> Grade | list[Grade]:
         if grades_in[0] in _DEPENDENT:
             return Grade.NONLINEAR
-        made = [self._call(node, name, grades_in[1:]) for name in _branches_of(node)]
+        made = [self._call(node, name, grades_in[1:]) for name in branches_of(node)]
         return [_either(some) for some in zip(*made, strict=True)]
 
     def _loop(self, node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade]) -> Grade | list[Grade]:
@@ -214,12 +215,6 @@ def _either(grades: Iterable[Grade]) -> Grade:
     if not distinct:
         return Grade.ZERO
     return distinct.pop() if len(distinct) == 1 else Grade.NONLINEAR
-
-
-def _branches_of(node: tf.compat.v1.NodeDef) -> list[str]:
-    if "branches" in node.attr:
-        return [branch.name for branch in node.attr["branches"].list.func]
-    return [node.attr[name].func.name for name in ("then_branch", "else_branch")]
 
 
 def _is_zero(node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade]) -> bool:

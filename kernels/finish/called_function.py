@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
+from autodist.graph.functions import add_function
 from autodist.graph.names import as_input, is_control, node_of
 from autodist.graph.op_types import spelled_outputs, types_of_inputs, types_of_outputs
 from autodist.graph.step import Step
@@ -130,8 +131,7 @@ def replace_by_call(editor: StepEditor[Step], name: str, region: Sequence[str], 
     The call has all their control inputs, and nodes that waited for one of them wait for the call.
     """
     inside = frozenset(region)
-    if function.name not in {known.signature.name for known in editor.library.function}:
-        editor.library.function.append(function.definition)
+    add_function(editor.library, function.definition)
     before = [i for member in region for i in editor[member].input if is_control(i) and node_of(i) not in inside]
     call = editor.add(call_node(name, editor[region[-1]].device, function, before))
     outputs = {as_input(result): f"{call}:{k}" for k, result in enumerate(function.results)}

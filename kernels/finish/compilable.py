@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.python.util import pywrap_xla_ops  # the only list of what XLA can compile
 
 from autodist.graph.editor import NodeDef
+from autodist.graph.functions import called_by, functions_by_name
 from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having, writes_rows
 
@@ -47,7 +48,7 @@ class Compilable:
         self._refused_ops = frozenset() if allows_draws else having(Trait.BY_KEY | Trait.KEY)
         self._refused = frozenset({_STRING} if allows_loops else {_STRING, VARIANT})
         self._refused_of_loops = frozenset({_STRING} if allows_loops else {_STRING, VARIANT, RESOURCE})
-        self._functions = {f.signature.name: f for f in graph_def.library.function}
+        self._functions = functions_by_name(graph_def.library)
         self._answers: dict[str, bool] = {}
         self._waits: dict[str, bool] = {}
 
@@ -93,9 +94,3 @@ def _passes_on(node: NodeDef) -> bool:
 
 def _touches_a_variable(op: str) -> bool:
     return op.endswith("VariableOp") or op.startswith(("ResourceApply", "ResourceGather")) or writes_rows(op)
-
-
-def called_by(node: NodeDef) -> list[str]:
-    """Returns the names of the functions in a node's attributes."""
-    found = [value.func.name for value in node.attr.values() if value.HasField("func")]
-    return found + [f.name for value in node.attr.values() for f in value.list.func]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import QUERIES
+from autodist.graph.functions import branches_of, functions_by_name
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import is_in_batches, is_stateless
@@ -16,8 +17,6 @@ from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.normalise.variable_versions import WRITES, Arithmetic, VariableVersion
 from autodist.layout.bodies import Body, Library
-
-_BRANCHES = ("then_branch", "else_branch")
 
 _State = dict[str, VariableVersion]
 """Versions of variables, by handle."""
@@ -44,7 +43,7 @@ def find_hindrance(node: NodeDef, library: tf.compat.v1.FunctionDefLibrary) -> s
     Side effects of a branch other than writes of variables (printing, stateful random draws, assertions) must happen
     only if the branch is taken. This also holds for writes by other ops than `WRITES`.
     """
-    functions = {f.signature.name: f for f in library.function}
+    functions = functions_by_name(library)
     reason = _choice_hindrance(node)
     for inner in _within(node, functions):
         reason = reason or (_choice_hindrance(inner) if inner.op == "If" else _op_hindrance(inner))
@@ -52,8 +51,8 @@ def find_hindrance(node: NodeDef, library: tf.compat.v1.FunctionDefLibrary) -> s
 
 
 def _within(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) -> Iterator[NodeDef]:
-    for branch in _BRANCHES:
-        for inner in functions[node.attr[branch].func.name].node_def:
+    for branch in branches_of(node):
+        for inner in functions[branch].node_def:
             yield inner
             if inner.op == "If":
                 yield from _within(inner, functions)
@@ -133,8 +132,8 @@ class BothBranches:
     ) -> tuple[dict[int, str], _State]:
         """Returns the outputs of an `If` in `wanted`, and the versions of variables after it."""
         then, other = (
-            self._run(self._body(node.attr[branch].func.name, captures), f"{prefix}/{branch}", captures, before)
-            for branch in _BRANCHES
+            self._run(self._body(branch, captures), f"{prefix}/{role}_branch", captures, before)
+            for role, branch in zip(("then", "else"), branches_of(node), strict=True)
         )
         select, either = self._arithmetic.select, self._arithmetic.either
         outputs = {k: select(f"{prefix}/output_{k}", predicate, then[0][k], other[0][k]) for k in sorted(wanted)}

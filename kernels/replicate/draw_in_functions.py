@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.functions import add_function, functions_by_name
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import input_names, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having
@@ -89,9 +91,7 @@ class _Functions:
         node.input[:] = [*data, part, *filter(is_control, node.input)]
 
     def _extended(self, name: str, path: str, is_body: bool) -> str:
-        known = {function.signature.name: function for function in self.editor.library.function}
-        definition = type(known[name])()
-        definition.CopyFrom(known[name])
+        definition = copy.deepcopy(functions_by_name(self.editor.library)[name])
         definition.attr.pop("_input_shapes", None)
         definition.signature.input_arg.add(name=_PART, type=tf.int64.as_datatype_enum)
         for node in definition.node_def:
@@ -108,16 +108,14 @@ class _Functions:
     def _add(self, definition: Any) -> str:
         content = definition.SerializeToString(deterministic=True)
         definition.signature.name = f"{definition.signature.name}_{digest(content.hex())}"
-        if definition.signature.name not in {function.signature.name for function in self.editor.library.function}:
-            self.editor.library.function.append(definition)
+        add_function(self.editor.library, definition)
         return str(definition.signature.name)
 
     def _draw(self, node: NodeDef, rows: RowsOfDraw | None) -> None:
         """Replaces a drawing node of a function by a call of the function that draws for this replica."""
         data = [i for i in node.input if not is_control(i)]
         instead = _for_all(node, rows) if rows is not None and self.knows_all else _apart(node)
-        if instead.name not in {function.signature.name for function in self.editor.library.function}:
-            self.editor.library.function.append(instead.definition)
+        add_function(self.editor.library, instead.definition)
         call = call_node(node.name, node.device, instead, filter(is_control, node.input))
         inputs = {_PART: _PART, **{f"input_{k}": name for k, name in enumerate(data)}}
         call.input[:] = [i if is_control(i) else inputs[i] for i in call.input]

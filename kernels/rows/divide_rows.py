@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.functions import branches_of
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
@@ -71,7 +72,7 @@ def _take_other_branch(editor: StepEditor[Step], library: Library, node: NodeDef
     """Replaces a conditional node by the nodes of its else branch."""
     arguments = [i for i in node.input[1:] if not is_control(i)]
     shapes = [editor.spec(i).shape for i in arguments]
-    branch = node.attr["else_branch"].func.name
+    _, branch = branches_of(node)
     body = library.body(branch, shapes, [None] * len(arguments))
     prefix = f"autodist/divide_rows/{node.name}/"
     inputs = {node_of(name): i for name, i in zip(body.arguments, arguments, strict=True)}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from autodist.graph.functions import functions_by_name
 from autodist.graph.names import node_of
 from autodist.graph.op_types import spelled_outputs
 from autodist.graph.step import CapturedStep
@@ -31,7 +32,7 @@ class ApplyInFunctions(Kernel[CapturedStep, CapturedStep]):
         if annotations is None or not inside:
             return step
         editor = StepEditor(step)
-        definitions = {definition.signature.name: definition for definition in editor.library.function}
+        definitions = functions_by_name(editor.library)
         is_rewired = False
         tensors = dict(annotations.tensors)
         for name in inside:

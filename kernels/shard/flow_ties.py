@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
+from autodist.graph.functions import branches_of
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
@@ -89,9 +90,7 @@ class FlowTies:
             )
 
     def _branches(self, scope: Scope, node: NodeDef) -> None:
-        keys = ("then_branch", "else_branch") if "then_branch" in node.attr else ("branches",)
-        functions = [f.name for key in keys for f in (node.attr[key].list.func or [node.attr[key].func])]
-        self._call(scope, node, functions, scope.inputs_of(node)[1:])
+        self._call(scope, node, branches_of(node), scope.inputs_of(node)[1:])
 
     def _call(self, scope: Scope, node: NodeDef, functions: Iterable[str], inputs: list[str]) -> None:
         bodies = [self._enter(name, scope, inputs) for name in functions]

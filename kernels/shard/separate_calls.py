@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 from autodist.graph.editor import NodeDef
+from autodist.graph.functions import functions_by_name
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
@@ -70,8 +72,7 @@ def _agree(one: Requested, other: Requested) -> bool:
 
 def _copy(editor: StepEditor[CapturedStep], function: str, number: int) -> str:
     """Adds a copy of a function to the library; returns its name."""
-    definition = next(one for one in editor.library.function if one.signature.name == function)
-    copy = editor.library.function.add()
-    copy.CopyFrom(definition)
-    copy.signature.name = f"{function}_separate_{number}"
-    return copy.signature.name
+    definition = copy.deepcopy(functions_by_name(editor.library)[function])
+    definition.signature.name = f"{function}_separate_{number}"
+    editor.library.function.append(definition)
+    return definition.signature.name
