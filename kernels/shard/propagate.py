@@ -129,6 +129,7 @@ class Shardings:
             rule.rule is None
             or rule.node.name in self._barriers
             or (level == 0 and rule.node.op not in _PASSES_THROUGH)
+            or not any(side.key in self._found for side in rule.sides)  # the nodes of most tensors: nothing to pass on
         ):
             return set()
         factors = members_of(rule)
