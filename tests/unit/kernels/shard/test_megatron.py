@@ -23,7 +23,7 @@ def layouts_of(model: Model) -> dict[str, str]:
 
 @pytest.mark.usefixtures("keras_in_float64")
 def test_a_block_is_summed_twice_forward_and_twice_backward():
-    model = transformer(keras.optimizers.Adam(1e-2), blocks=2)
+    model = transformer(keras.optimizers.SGD(1e-2, momentum=0.9), blocks=2)
     layouts = layouts_of(model)
     without_table = {name: text for name, text in layouts.items() if name != "embed/embeddings"}
     assert transfers_of(model, {"model": 2}, without_table) == {ReshardKind.ALL_REDUCE: 2 * (2 + 2)}
@@ -32,7 +32,7 @@ def test_a_block_is_summed_twice_forward_and_twice_backward():
 
 @pytest.mark.usefixtures("keras_in_float64")
 def test_a_transformer_equals_one_device():
-    model = transformer(keras.optimizers.Adam(1e-2, epsilon=1e-3), lengths=(4, 3, 1))
+    model = transformer(keras.optimizers.Adam(1e-2, epsilon=1e-3, global_clipnorm=0.1), lengths=(4, 3, 1))
     assert_equal_on_mesh(model, SIZES, layouts_of(model), 1e-9)
 
 
@@ -41,7 +41,6 @@ def test_a_perceptron_equals_one_device():
     assert_equal_on_mesh(model, SIZES, layouts_of(model))
 
 
-@pytest.mark.parametrize("update", ["rows", "tied"])
-def test_a_table_equals_one_device(update):
-    model = table(update)
+def test_a_table_equals_one_device():
+    model = table("tied")
     assert_equal_on_mesh(model, SIZES, layouts_of(model))

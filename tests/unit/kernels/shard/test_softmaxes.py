@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import Session, capture, on_mesh
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.shard.mesh_models import Model
 from tests.unit.kernels.shard.test_partition import assert_equal_on_mesh, transfers_of
 
@@ -39,8 +40,7 @@ def head(loss: str, lengths: tuple[int, ...] = (8, 7, 1, 5)) -> Model:
     return Model(step, capture(step, *batches[0]), batches)
 
 
-@pytest.mark.parametrize("sizes", [{"model": 2}, {"model": 3}, {"data": 2, "model": 2}], ids=str)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "sizes"), pairs(LOSSES, [{"model": 2}, {"model": 3}, {"data": 2, "model": 2}]))
 def test_classes_in_parts_equal_one_device(loss, sizes):
     assert_equal_on_mesh(head(loss), sizes, {"kernel": "[–, model]"})
 
