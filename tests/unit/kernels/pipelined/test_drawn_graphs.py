@@ -123,7 +123,7 @@ def batch(rows: int) -> list[np.ndarray]:
     return [np.random.default_rng(seed).normal(size=(rows, WIDTH)) for seed in (9, 10)]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), model=models(), rows=st.integers(1, 4))
 def test_a_step_ends_as_on_one_device_or_is_refused(data, model, rows):
     lies, step = data.draw(laid(model, 5)), model.made()  # from four on they call functions
@@ -137,7 +137,7 @@ def test_a_step_ends_as_on_one_device_or_is_refused(data, model, rows):
     assert_same(found, one_device(captured, step, batches), rtol=1e-9)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), model=models())
 def test_no_worker_waits_for_ever_or_the_step_is_refused(data, model):
     captured = capture(model.made(), *batch(2), is_global=True)

@@ -154,7 +154,7 @@ PARTS = 8
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(LINES, st.data())
 def test_imported_steps_compute_the_same_bits(part, lines, data):
     captured = captured_step([Line(sorted(OPERATIONS)[part], 0, 1), *lines])
