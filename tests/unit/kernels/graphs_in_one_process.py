@@ -11,9 +11,9 @@ import tensorflow as tf
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.names import node_of
 from autodist.graph.step import EXAMPLES, Step
-from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, Kernel, find_holders, only_sets, rewrite
+from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, find_holders, only_sets, rewrite
 from autodist.proto import strategy_pb2
-from tests.unit.kernels.in_one_process import in_one_session, transfers_of
+from tests.unit.kernels.in_one_process import in_one_session, rewritten_by, transfers_of
 from tests.unit.kernels.without_stacks import without_stacks
 
 v1 = tf.compat.v1
@@ -21,11 +21,13 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True)
 class Run:
-    """The run of one worker."""
+    """The run of one worker: its nodes begin with the prefix."""
 
+    worker: int
+    prefix: str
     outputs: list[str]
     targets: list[tf.Operation]
-    feeds: dict[str, np.ndarray]
+    counts_examples: bool
 
 
 class Cluster:
@@ -40,15 +42,29 @@ class Cluster:
         self.workers = Context(self.strategy, 0).workers
         self.holders = find_holders(whole, self.strategy)
         self.graph = tf.Graph()
-        self.session = v1.Session(graph=self.graph)
+        config = v1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True  # it takes longer than these small steps
+        self.session = v1.Session(graph=self.graph, config=config)
+        self._runs: dict[tuple, list[list[Run]]] = {}
         self._count = 0
 
     def run(
         self, outputs: Sequence[str] = (), targets: Sequence[str] = (), fetches_alike: bool = False, **feeds: np.ndarray
     ) -> list[list]:
-        """Returns each worker's fetches; runs that only initialise variables run first on the chief."""
-        fed = {f"{name}:0": value for name, value in feeds.items()}
-        inputs = {name: self._axis(name) for name in fed}
+        """Returns each worker's fetches; runs that only initialise variables run first on the chief.
+
+        As in a session, the runs of the same fetches and feeds are rewritten once.
+        """
+        asked = (tuple(outputs), tuple(targets), fetches_alike, tuple(feeds))
+        if asked not in self._runs:
+            self._runs[asked] = self._made(*asked)
+        return [fetched for runs in self._runs[asked] for fetched in self._run(runs, feeds)]
+
+    def _made(
+        self, outputs: Sequence[str], targets: Sequence[str], fetches_alike: bool, fed: Sequence[str]
+    ) -> list[list[Run]]:
+        """Returns the runs of all workers, in groups that run together."""
+        inputs = {f"{name}:0": self._axis(name) for name in fed}
         step = replace(self.captured.step(outputs, targets, inputs), holders=self.holders)
         sets = only_sets(step)
         contexts = [
@@ -56,16 +72,20 @@ class Cluster:
             for w in range(self.workers)
         ]
         with without_stacks():
-            runs = [self._add(step, context, SETTING_KERNELS if sets else KERNELS, fed) for context in contexts]
-        return [self._run([one])[0] for one in runs] if sets else self._run(runs)
+            made = (
+                [rewrite(step, context, kernels=SETTING_KERNELS) for context in contexts]
+                if sets
+                else rewritten_by(step, contexts, KERNELS)
+            )
+            runs = [self._add(worker, one) for worker, one in enumerate(made)]
+        return [[run] for run in runs] if sets else [runs]
 
     def _axis(self, name: str) -> int | None:
         """As a session has it: along the first axis if the placeholder leaves it open."""
-        shape = self.captured.graph.get_tensor_by_name(name).shape
+        shape = self.captured.graph.get_tensor_by_name(f"{name}:0").shape
         return 0 if shape.rank and shape[0] is None else None
 
-    def _add(self, step: Step, context: Context, kernels: Sequence[Kernel], fed: Mapping[str, np.ndarray]) -> Run:
-        made, worker = rewrite(step, context, kernels=kernels), context.worker
+    def _add(self, worker: int, made: Step) -> Run:
         self._count += 1
         prefix = f"run_{self._count}/"
         definition = in_one_session(made.graph_def)
@@ -74,18 +94,25 @@ class Cluster:
                 node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
         with self.graph.as_default():
             tf.import_graph_def(definition, name=prefix.rstrip("/"))
-        part = {
-            prefix + name: value if self._axis(name) is None else np.array_split(value, self.workers)[worker]
-            for name, value in fed.items()
-        }
-        if node_of(EXAMPLES) in {node.name for node in made.graph_def.node}:
-            part[prefix + EXAMPLES] = len(next(iter(part.values())))
         names = (*made.targets, *transfers_of(made))
         targets = [self.graph.get_operation_by_name(prefix + name) for name in names]
-        return Run([prefix + name for name in made.outputs], targets, part)
+        counts_examples = node_of(EXAMPLES) in {node.name for node in made.graph_def.node}
+        return Run(worker, prefix, [prefix + name for name in made.outputs], targets, counts_examples)
 
-    def _run(self, runs: Sequence[Run]) -> list[list]:
-        feeds = {name: value for run in runs for name, value in run.feeds.items()}
+    def _run(self, runs: Sequence[Run], feeds: Mapping[str, np.ndarray]) -> list[list]:
+        fed = {name: value for run in runs for name, value in self._part(run, feeds).items()}
         fetches = [[run.outputs, run.targets] for run in runs]
         options = v1.RunOptions(timeout_in_ms=30_000)
-        return [outputs for outputs, _ in self.session.run(fetches, feeds, options=options)]
+        return [outputs for outputs, _ in self.session.run(fetches, fed, options=options)]
+
+    def _part(self, run: Run, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns what a worker feeds."""
+        part = {
+            f"{run.prefix}{name}:0": value
+            if self._axis(name) is None
+            else np.array_split(value, self.workers)[run.worker]
+            for name, value in feeds.items()
+        }
+        if run.counts_examples:
+            part[run.prefix + EXAMPLES] = len(next(iter(part.values())))
+        return part

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -151,27 +152,32 @@ def on_mesh(
 def rewritten(
     captured: CapturedFunction, strategy: strategy_pb2.Strategy, kernels: Sequence[Kernel] = KERNELS
 ) -> list[Step]:
-    """Returns the step of every worker, with the holders that variables have within it.
+    """Returns the step of every worker, with the holders that variables have within it."""
+    workers = range(Context(strategy, 0).workers)
+    kernels = [one for one in kernels if not isinstance(one, HoldOnMesh)]
+    return rewritten_by(captured.step, [Context(strategy, worker) for worker in workers], kernels)
+
+
+def rewritten_by(step: Step, contexts: Sequence[Context], kernels: Sequence[Kernel]) -> list[Step]:
+    """Returns the step of every worker.
 
     The steps of workers differ only from Replicate on, or from PlaceStages on in a pipeline, as the records in
     `tests/replay` show. The kernels before run once, which saves a third of the time, or two thirds. On a mesh, the
     holders of variables differ before, by row: ShardTensors, which takes most of the time, runs once for equal holders.
     """
-    first = Context(strategy, 0)
-    kernels = [one for one in kernels if not isinstance(one, HoldOnMesh)]
-    apart = PlaceStages if first.goes_through_stages(captured.step) else Replicate
+    first = contexts[0]
+    apart: tuple[type, ...] = (PlaceStages,) if first.goes_through_stages(step) else (Replicate,)
     if first.mesh is not None:
-        apart = HoldInRows
+        apart = (HoldOnMesh, HoldInRows)
     alike = () if registered_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
-    workers = [Context(strategy, worker) for worker in range(first.workers)]
     with without_stacks():
-        step, rest = rewrite(captured.step, first, kernels=alike), kernels[len(alike) :]
+        step, rest = rewrite(step, first, kernels=alike), kernels[len(alike) :]
         if first.mesh is None or not alike:
-            return [rewrite(step, worker, kernels=rest) for worker in workers]
+            return [rewrite(step, context, kernels=rest) for context in contexts]
         last = next(k for k, kernel in enumerate(rest) if isinstance(kernel, ShardTensors))
-        held = [rewrite(step, worker, kernels=rest[:last]) for worker in workers]
-        divided = _divided(held, workers)
-        return [rewrite(one, worker, kernels=rest[last + 1 :]) for one, worker in zip(divided, workers, strict=True)]
+        held = [rewrite(step, context, kernels=rest[:last]) for context in contexts]
+        divided = _divided(held, contexts)
+        return [rewrite(one, context, kernels=rest[last + 1 :]) for one, context in zip(divided, contexts, strict=True)]
 
 
 def _divided(held: Sequence[Step], workers: Sequence[Context]) -> list[Step]:
@@ -230,7 +236,9 @@ class Trained:
 
 def train(captured: CapturedFunction, strategy: strategy_pb2.Strategy, batches: Sequence[Batch]) -> Trained:
     """Runs the steps of all workers, from the values that the script's variables have, on global batches."""
-    return Session(captured, strategy).train(batches)
+    session = Session(captured, strategy)
+    with session.session:
+        return session.train(batches)
 
 
 class Session:
@@ -287,31 +295,31 @@ class Session:
         self.session = tf.compat.v1.Session(graph=self.graph, config=config)
 
     def train(self, batches: Sequence[Batch], limit_ms: int = 60_000) -> Trained:
-        """Sets all variables to the script's values and runs a step a batch; one that hangs fails."""
-        with self.session as session:
-            self.start()
-            outputs = []
-            for number, batch in enumerate(batches, 1):
-                outputs.append(self.step(batch, limit_ms))
-                self._run_outer_steps(number, limit_ms)
-            values, shardings = session.run(self.reads), self.items[0].shardings
-            if not self.strategy.HasField("mesh"):
-                return Trained(values, outputs, self.cuts, shardings, self.strategy)
-            in_rows = [values_in_row(values, Context(self.strategy, k), self.cuts) for k in range(len(values))]
-            return Trained(in_rows, outputs, {}, shardings, self.strategy)
+        """Sets all variables to the script's values and runs a step a batch; one that hangs fails.
+
+        Called again, it begins again.
+        """
+        self.start()
+        outputs = []
+        for number, batch in enumerate(batches, 1):
+            outputs.append(self.step(batch, limit_ms))
+            self._run_outer_steps(number, limit_ms)
+        values, shardings = self.session.run(self.reads), self.items[0].shardings
+        if not self.strategy.HasField("mesh"):
+            return Trained(values, outputs, self.cuts, shardings, self.strategy)
+        in_rows = [values_in_row(values, Context(self.strategy, k), self.cuts) for k in range(len(values))]
+        return Trained(in_rows, outputs, {}, shardings, self.strategy)
 
     def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
         """Runs one step from the script's values; returns the tensors `names` of it ("worker_0/x:0")."""
-        with self.session:
-            self.start()
-            return self._run(batch, names, limit_ms)[2]
+        self.start()
+        return self._run(batch, names, limit_ms)[2]
 
     def trace_once(self, batch: Batch, limit_ms: int = 60_000) -> dict[str, tuple[int, int]]:
         """Runs one step from the script's values; returns when each node began and ended ("worker_0/x"), in ns."""
         metadata = tf.compat.v1.RunMetadata()
-        with self.session:
-            self.start()
-            self._run(batch, (), limit_ms, metadata)
+        self.start()
+        self._run(batch, (), limit_ms, metadata)
         return {
             node.node_name: (began, began + node.op_end_rel_nanos)
             for device in metadata.step_stats.dev_stats
@@ -340,16 +348,23 @@ class Session:
         metadata: tf.compat.v1.RunMetadata | None = None,
     ) -> list[list]:
         """The outputs of each worker's step, its targets, and the tensors `names`; a trace, if `metadata` takes it."""
-        feeds, fetches, targets = {}, [], []
+        feeds = {}
         for worker, step in enumerate(self.items):
             feeds.update(self._feeds(worker, step, batch))
-            fetches.append([f"worker_{worker}/{name}" for name in returned_by(step)])
-            run = (*step.targets, *step.background_nodes, *step.standing_nodes, *self._transfers[worker])
-            targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
         if metadata is not None:
             options.trace_level = tf.compat.v1.RunOptions.FULL_TRACE
-        return self.session.run([fetches, targets, list(names)], feeds, options=options, run_metadata=metadata)
+        return self.session.run([*self._of_step, list(names)], feeds, options=options, run_metadata=metadata)
+
+    @cached_property
+    def _of_step(self) -> tuple[list[list[str]], list[tf.Operation]]:
+        """The outputs of each worker's step, and the other nodes that a step runs."""
+        fetches, targets = [], []
+        for worker, step in enumerate(self.items):
+            fetches.append([f"worker_{worker}/{name}" for name in returned_by(step)])
+            run = (*step.targets, *step.background_nodes, *step.standing_nodes, *self._transfers[worker])
+            targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
+        return fetches, targets
 
     def _run_outer_steps(self, number: int, limit_ms: int) -> None:
         """Runs the outer steps that are due after `number` steps; all workers have the same ones."""
@@ -367,7 +382,7 @@ class Session:
         count = next((len(value) for value, axis in zip(batch, axes.values(), strict=True) if axis is not None), 0)
         replicas = [r.worker for r in Context(self.strategy, worker).replicas]
         share = share_of(count, replicas, worker)
-        present = {node.name for node in step.graph_def.node}
+        present = step.graph_index.nodes
         fed: dict[str, object] = {
             f"worker_{worker}/{name}": value
             if axis is None
