@@ -24,7 +24,7 @@ from autodist.layout import (
     Unknown,
     Weight,
 )
-from tests.replay.stored import StoredStep
+from tests.replay.rewriting import load
 
 PREFIX = "layouts/"
 """Begins the names of recorded layouts; the name of the stored step follows."""
@@ -37,7 +37,7 @@ def layouts_of(step: str) -> str:
     Args:
         step: name of the stored step.
     """
-    item = StoredStep.load(step).step
+    item = load(step).step
     flows = flows_of(item)
     lines = []
     for node in item.graph_def.node:

@@ -8,12 +8,11 @@ from functools import cache
 
 from google.protobuf import text_format
 
-from autodist.errors import FetchedElsewhereError, RewriteError
+from autodist.errors import FetchedElsewhereError
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import CapturedStep, ReplicatedStep, Step
 from autodist.graph.step_text import text_of_step
-from autodist.graph.verify import verify
-from autodist.kernels import Context, Fetching, find_holders, run_pipeline
+from autodist.kernels import Context, Fetching, find_holders, rewrite
 from autodist.kernels.normalise.reduce_before_postprocessing import ReduceBeforePostprocessing
 from autodist.kernels.rows.rewrite_rows import RULES
 from autodist.placement.group import Group, worker_count
@@ -29,10 +28,12 @@ from autodist.strategies import (
     graph_config,
     resolve_specs,
 )
-from tests.replay.cases import CLUSTERS, LOOKED_AT, STRATEGIES, Case
+from tests.replay.cases import CLUSTERS, STRATEGIES, Case
 from tests.replay.stored import PIPELINES, StoredStep
 from tests.transfers.graphs import Transfers
 from tests.transfers.steps import transfers_of
+from tests.unit.kernels.in_one_process import rewritten_by
+from tests.unit.kernels.without_stacks import without_stacks
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,6 @@ class Replayed:
         strategy: the built strategy.
         changed_by: the kernels, and the rules for rows, that changed the step of a worker.
         reductions: recorded by kernels.
-        fault: the fault in the last worker's step after a kernel; None: there is none, or it was not verified.
         transfers: between the workers.
     """
 
@@ -52,7 +52,6 @@ class Replayed:
     strategy: strategy_pb2.Strategy
     changed_by: frozenset[str]
     reductions: tuple[PendingReduction, ...]
-    fault: str | None
     transfers: Transfers
 
 
@@ -69,19 +68,17 @@ def replay(case: Case) -> Replayed:
     text = _text_of_strategy(strategy)
     steps = []
     for worker in range(workers):
-        watch.verifies = worker == workers - 1 and case in LOOKED_AT
-        steps.append(_rewrite(step, captured, _context(step, strategy, worker), watch))
+        with without_stacks():
+            steps.append(_rewrite(step, captured, _context(step, strategy, worker), watch))
         text += f"worker {worker}\n" + text_of_step(steps[-1], captured)
-    return Replayed(
-        text, strategy, frozenset(watch.changed_by), tuple(watch.reductions), watch.fault, transfers_of([steps])
-    )
+    return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.reductions), transfers_of([steps]))
 
 
 def rewritten(case: Case) -> list[Step]:
-    """Returns the step of each worker."""
+    """Returns the step of each worker, whose kernels up to Replicate run once."""
     step, captured, strategy = _planned(case)
     workers = range(len(machines(case.cluster).workers))
-    return [_rewrite(step, captured, _context(step, strategy, worker)) for worker in workers]
+    return rewritten_by(captured, [_context(step, strategy, worker) for worker in workers], PIPELINES[step.pipeline])
 
 
 def _context(step: StoredStep, strategy: strategy_pb2.Strategy, worker: int) -> Context:
@@ -135,23 +132,22 @@ def _shared_name(step: Step, handle: str) -> bytes:
     return step.graph_index.nodes[handle].attr["shared_name"].s
 
 
-def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch | None = None) -> Step:
+def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch) -> Step:
     """Rewrites a step as a session does: another worker's fetch is sent only if all workers fetch it."""
     kernels = PIPELINES[step.pipeline]
     try:
-        return run_pipeline(kernels, captured, context, watch)
+        return rewrite(captured, context, kernels=kernels, also=watch)
     except FetchedElsewhereError:
-        return run_pipeline(kernels, captured, Context(context.strategy, context.worker, Fetching.BY_ALL), watch)
+        by_all = Context(context.strategy, context.worker, Fetching.BY_ALL)
+        return rewrite(captured, by_all, kernels=kernels, also=watch)
 
 
 @dataclass
 class _Watch:
-    """Records the kernels and row rules that change a step, and verifies the result if `verifies`."""
+    """Records the kernels and row rules that change a step."""
 
     changed_by: set[str] = field(default_factory=set)
     reductions: list[PendingReduction] = field(default_factory=list)
-    verifies: bool = False
-    fault: str | None = None
     _last: Mapping[str, object] = field(default_factory=dict)
     _last_reductions: tuple[PendingReduction, ...] = ()
 
@@ -161,20 +157,12 @@ class _Watch:
         changed = any(value != self._last.get(name) and (value or name in self._last) for name, value in now.items())
         if kernel != "captured" and changed:
             self.changed_by.add(kernel)
-        if self.verifies and changed:
-            self._verify(kernel, step)
         if kernel == ReduceBeforePostprocessing.name:
             self._try_rules(step)
         reductions = step.reductions if isinstance(step, ReplicatedStep) else ()
         if reductions != self._last_reductions:
             self.reductions.extend(reductions)
         self._last, self._last_reductions = now, reductions
-
-    def _verify(self, kernel: str, step: Step) -> None:
-        try:
-            verify(step)
-        except RewriteError as error:
-            self.fault = self.fault or f"after {kernel}: {error}"
 
     def _try_rules(self, step: Step) -> None:
         for rule in RULES:  # one after the other, as the kernel that follows applies them
