@@ -10,7 +10,6 @@ from tests.unit.kernels.in_one_process import Session, assert_same, capture, one
 from tests.unit.kernels.test_sums_in_subgroups import batches, make_step
 
 SHARDS = {
-    "parallax": (Parallax(min_partition_bytes=0), [4, 0]),
     "parallax, in teams": (Parallax(min_partition_bytes=0, all_reduce_spec="HIERARCHICAL"), [4, 0]),
     "load balancing": (PSLoadBalancing(min_partition_bytes=0), [4, 4]),
     "load balancing, proxies": (

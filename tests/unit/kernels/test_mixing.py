@@ -12,7 +12,7 @@ from tests.unit.kernels.in_one_process import assert_same, capture, one_device, 
 SHAPES = [(1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(
     choices=CHOICES,
     shape=st.sampled_from(SHAPES),

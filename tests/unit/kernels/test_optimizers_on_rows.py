@@ -44,6 +44,9 @@ COSTS_TABLE = {
     "adafactor": (lambda: optimizers.Adafactor(0.01), ["velocity"]),
 }
 
+SAME_UPDATES = ("sgd, clipped by value", "nesterov", "rmsprop", "rmsprop, centered", "adam", "adamw", "nadam")
+"""Their updates of a table are made of the same operations as another optimizer's."""
+
 EVERY = {**COSTS_ROWS, **{name: make for name, (make, _) in COSTS_TABLE.items()}}
 
 
@@ -62,7 +65,7 @@ def captured_with(name):
     return captured, one_device(captured, step, repeated_ids(3, 4))
 
 
-@pytest.mark.parametrize("name, layout", pairs(EVERY, LAYOUTS))
+@pytest.mark.parametrize("name, layout", pairs([name for name in EVERY if name not in SAME_UPDATES], LAYOUTS))
 def test_training_equals_one_device_where_rows_repeat(name, layout):
     captured, alone = captured_with(name)
     assert_same(train(captured, LAYOUTS[layout](captured.step), repeated_ids(3, 4)), alone)

@@ -182,14 +182,20 @@ def captured_whole(make):
     return captured, one_device(captured, tf.function(step), WHOLE)
 
 
-@pytest.mark.parametrize("make, layout", pairs(STEPS, LAYOUTS, each=2))
+@pytest.mark.parametrize("make, layout", pairs(STEPS, LAYOUTS))
 def test_a_step_of_second_derivatives_is_that_of_one_device(make, layout, caplog):
     captured, alone = captured_with(make)
     assert_same(train(captured, LAYOUTS[layout](captured.step), BATCHES), alone, 1e-10)
     assert not [r for r in caplog.records if r.name.startswith("autodist") and r.levelname == "WARNING"]
 
 
-@pytest.mark.parametrize("make, layout", pairs([*STEPS, of_a_solution_with_a_boundary], LAYOUTS))
+@pytest.mark.parametrize(
+    "make, layout",
+    pairs(
+        [newton_of_a_mean, gradient_by_a_hessian_times_a_vector, natural_gradient, of_a_solution_with_a_boundary],
+        LAYOUTS,
+    ),
+)
 def test_a_step_that_every_replica_makes_of_the_whole_batch_is_that_of_one_device(make, layout, caplog):
     captured, alone = captured_whole(make)
     assert_same(train(captured, LAYOUTS[layout](captured.step), WHOLE), alone, 1e-10)

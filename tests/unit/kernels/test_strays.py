@@ -15,7 +15,7 @@ from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 
-BATCHES = [[np.random.default_rng(k).normal(size=(count, 3))] for k, count in enumerate((7, 5, 6, 1, 8))]
+BATCHES = [[np.random.default_rng(k).normal(size=(count, 3))] for k, count in enumerate((7, 6, 1))]
 
 Step = Callable[[tf.Tensor], object]
 
@@ -77,8 +77,6 @@ OF = {"another network": "shared", "another network, taken over": "local", "mean
 
 LAYOUTS = {
     "2 replicas": ((1, 2), []),
-    "2 workers": ((2, 1), []),
-    "2 workers, some owned": ((2, 1), ["first", "table"]),
     "2 workers, all owned": ((2, 1), ["first", "second", "table"]),
     "2 workers of 2": ((2, 2), []),
     "2 workers of 2, all owned": ((2, 2), ["first", "second", "table"]),
@@ -104,7 +102,7 @@ def test_many_replicas_write_what_one_device_does(name, layout):
     assert_same(train(captured, strategy, BATCHES), alone)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ["another network, taken over", "mean"])
 def test_so_do_shards(name):
     captured, alone = on_one_device(name)
     strategy = plan(captured.step, 2, 1)
