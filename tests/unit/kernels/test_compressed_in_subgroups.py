@@ -30,7 +30,7 @@ from tests.unit.kernels.wire import sent_bytes
 FED = Float16(error_feedback=True)
 SIXTEEN_BITS = {"float16": Float16(), "float16 with feedback": FED, "bfloat16": BFloat16(error_feedback=True)}
 RANK_2 = PowerSGD(rank=2)
-TEAMS = {"4": [0, 0, 1, 1], "6": [0, 1, 2, 0, 1, 2], "uneven": [0, 0, 0, 1, 1], "9": [k // 3 for k in range(9)]}
+TEAMS = {"4": [0, 0, 1, 1], "6": [0, 1, 2, 0, 1, 2], "uneven": [0, 0, 0, 1, 1]}
 SIZES = (7, 11, 1, 2)
 """Examples a step: fewer than workers, too."""
 
@@ -86,7 +86,7 @@ def rounding_in_subgroups(compressor, subgroups):
 
 @pytest.mark.parametrize(
     ("name", "subgroups"),
-    [("float16", "4"), ("float16 with feedback", "uneven"), ("bfloat16", "6"), ("float16 with feedback", "9")],
+    [("float16", "4"), ("float16 with feedback", "uneven"), ("bfloat16", "6")],
 )
 def test_sixteen_bits_round_on_each_hop(name, subgroups):
     batches = gradients((112,), SIZES)
@@ -105,7 +105,7 @@ def test_pieces_may_be_empty():
     np.testing.assert_allclose(found, expected(model, np.zeros(16), padded, 4)[:12], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("subgroups", ["4", "uneven", "9"])
+@pytest.mark.parametrize("subgroups", ["uneven", "6"])
 def test_power_sgd_is_one_power_iteration_on_the_sum(subgroups, monkeypatch):
     batches, right = gradients((12, 7), SIZES), np.random.default_rng(3).normal(size=(7, 2))
     monkeypatch.setattr("autodist.compressors.power_sgd.first_right", lambda *_: tf.constant(right))
@@ -141,10 +141,9 @@ def test_calls_and_messages_grow_with_the_root_of_the_workers(compressor, worker
     assert len(puts) <= 2 * 4 * root + 2 * (root - 1)  # of each factor, or of the pieces; and the weight's
 
 
-@pytest.mark.parametrize("root", [2, 3])
-def test_sixteen_bits_send_in_subgroups_what_they_send_without(root):
+def test_sixteen_bits_send_in_subgroups_what_they_send_without():
     captured = capture(given_gradient(tf.Variable(np.zeros(1152), name="v")), gradients((1152,), (3,))[0])
-    workers = root * root
+    workers, root = 9, 3
     strategy = planned(captured.step, BFloat16(), [worker // root for worker in range(workers)])
     sent = [sent_bytes(rewrite(captured.step, Context(strategy, worker))) for worker in range(workers)]
     total = sum(size for by_kind in sent for what, size in by_kind.items() if "weight" not in what)

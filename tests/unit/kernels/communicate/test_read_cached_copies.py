@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
 from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
 from tests.unit.kernels.communicate.test_stale_servers import assert_trains_as_one_device
-from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step, on_one_device
+from tests.unit.kernels.drawn_steps import Choices, make_batches, make_step, on_one_device
 from tests.unit.kernels.in_one_process import (
     assert_same,
     capture,
@@ -42,14 +43,17 @@ OWNERS = {
     "three owners": {"table": 0, "kernel": 1, "gain": 2},
     "mixed": {"table": 0, "gain": 1},
 }
-AHEAD = [
-    (owners, options)
-    for owners in ("one owner", "three owners")
-    for options in ({"staleness": 2}, {"asynchronous": True, "staleness": 1})
+PACES = [
+    *((owners, {}) for owners in sorted(OWNERS)),
+    *(
+        (owners, options)
+        for owners in ("one owner", "three owners")
+        for options in ({"staleness": 2}, {"asynchronous": True, "staleness": 1})
+    ),
 ]
 
 
-@pytest.mark.parametrize("optimizer, owners", pairs(sorted(OPTIMIZERS), OWNERS))
+@pytest.mark.parametrize("optimizer, owners", pairs(["momentum", "adamw", "global norm", "average"], OWNERS))
 def test_training_is_that_of_one_device(optimizer, owners):
     choices = Choices("mean", optimizer, is_tied=True, is_frozen=False, counts_steps=True)
     captured, batches, alone = on_one_device(choices, 7, (5, 2, 4))
@@ -115,11 +119,16 @@ def test_values_that_a_session_sets_reach_the_cached_copies(local_proxy):
     assert places == {(1, b"session/gain")} | proxies
 
 
-@pytest.mark.parametrize("owners, options", [*((owners, {}) for owners in sorted(OWNERS)), *AHEAD])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "global norm"])
-def test_a_training_step_names_no_other_worker(owners, options, optimizer):
+@cache
+def captured_with(optimizer):
+    return capture(make_step(Choices("mean", optimizer, True, False, True)), *make_batches(1, [2])[0])
+
+
+@pytest.mark.parametrize("pace, optimizer", pairs(PACES, ["sgd", "global norm"], each=2))
+def test_a_training_step_names_no_other_worker(pace, optimizer):
     """Nothing but messages crosses between workers, the optimizer's slots included."""
-    captured = capture(make_step(Choices("mean", optimizer, True, False, True)), *make_batches(1, [2])[0])
+    owners, options = pace
+    captured = captured_with(optimizer)
     strategy = plan(captured.step, 2, 1, OWNERS[owners], servers=1, local_proxy=True, **options)
     for worker, step in enumerate(rewritten(captured, strategy)):
         assert workers_of(step) == {worker}

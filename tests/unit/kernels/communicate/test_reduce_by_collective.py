@@ -93,6 +93,7 @@ def run_together(captured, strategy, batches, kernels=KERNELS):
         ]
         final = [[tf.raw_ops.ReadVariableOp(resource=h, dtype=d) for h, d in handled] for handled in variables]
     config = tf.compat.v1.ConfigProto(device_count={"CPU": len(items)}, inter_op_parallelism_threads=2)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True  # it takes longer than these small steps
     options = tf.compat.v1.RunOptions(timeout_in_ms=60_000)
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         session.run(initial)
@@ -232,9 +233,8 @@ def test_padded_lengths_waste_at_most_a_quarter_and_reach_all_sizes():
     assert all(b <= max(a + 1, a * 5 // 4) and b > a for a, b in itertools.pairwise(lengths))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_ring_trains_as_one_device_does_with_uneven_and_missing_parts(workers):
-    step = make_step()
+def test_a_ring_trains_as_one_device_does_with_uneven_and_missing_parts():
+    step, workers = make_step(), 3
     captured = capture(step, words(4))
     batches = [words(n) for n in (7, 6, 1, 2, 7)]
     values, outputs = run_together(captured, by(Spec.RING, captured, workers), batches)

@@ -60,14 +60,15 @@ def assert_trains_as_one_device(optimizer: str, make_strategy) -> None:
         np.testing.assert_allclose(found.variable(name), value, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("optimizer, owners", pairs(sorted(OPTIMIZERS), OWNERS))
+@pytest.mark.parametrize(
+    "optimizer, owners", pairs(["momentum", "adamw", "rmsprop", "global norm", "clipped", "average"], OWNERS)
+)
 def test_updates_are_those_of_one_device(optimizer, owners):
     assert_trains_as_one_device(optimizer, lambda step: plan(step, 2, 1, OWNERS[owners], servers=1, staleness=2))
 
 
-@pytest.mark.parametrize("owners", [{"table": 1}, {"kernel": 0, "gain": 1}])
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_stale_and_synchronous_variables_stand_side_by_side(replicas, owners):
+@pytest.mark.parametrize("owners, replicas", [({"table": 1}, 2), ({"kernel": 0, "gain": 1}, 1)])
+def test_stale_and_synchronous_variables_stand_side_by_side(owners, replicas):
     assert_trains_as_one_device("adam", lambda step: plan(step, 2, replicas, owners, staleness=1))
 
 
