@@ -44,9 +44,9 @@ MOVED_AND_BACK: Program = (GRADIENT, WRITE, GRADIENT, WRITE)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_chained", [False, True], ids=["by variable", "chained"])
-@pytest.mark.parametrize(("length", "stride"), [(2, 1), (3, 16), (4, 72)])
+@pytest.mark.parametrize(("length", "stride"), [(2, 2), (3, 19), (4, 130)])
 def test_every_read_of_enumerated_programs_sees_its_version(length: int, stride: int, is_chained: bool):
-    """All programs of two lines, and some of those of three and four lines, others for each way to order."""
+    """Programs of two to four lines, others for each way to order; of two lines all."""
     wrong = {}
     for k, program in enumerate(programs(length)[is_chained::stride]):
         captured, _ = make(program, is_chained)
@@ -56,20 +56,20 @@ def test_every_read_of_enumerated_programs_sees_its_version(length: int, stride:
     assert not wrong
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from([*LAYOUTS, *CACHED]))
 def test_every_read_sees_its_version(program: Program, is_chained: bool, layout: Layout):
     captured, _ = make(program, is_chained)
     assert not unordered(captured, strategy_of(captured, layout))
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, *CACHED], ids=str)
+@pytest.mark.parametrize("layout", [LAYOUTS[1], *LAYOUTS[3:5], *CACHED], ids=str)
 def test_every_read_sees_its_version_where_weights_move_between_two_gradients(layout: Layout):
     captured, _ = make(MOVED_AND_BACK, False)
     assert not unordered(captured, strategy_of(captured, layout))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from([*LAYOUTS, *CACHED]))
 def test_programs_equal_one_device(program: Program, is_chained: bool, layout: Layout):
     captured, step = make(program, is_chained)
@@ -116,7 +116,7 @@ def test_owners_send_the_read_values_to_a_worker_without_replicas_and_need_no_si
 
 def test_an_ordinary_step_sends_no_start_signal():
     captured, _ = make((GRADIENT, WRITE, Line("gradient", 1), Line("write", 1)), False)
-    for layout in LAYOUTS:
+    for layout in (LAYOUTS[1], *LAYOUTS[3:5]):
         for step in rewritten(captured, strategy_of(captured, layout)):
             assert not [name for name in _sent(step) if name.startswith("read/")]
 
