@@ -81,20 +81,11 @@ def test_a_variable_is_fetched_beside_training_as_it_was_before(owners):
 
 @pytest.mark.feature("session", "fetches: norms of gradients")
 @pytest.mark.parametrize("owners", OWNERS)
-def test_values_of_several_owners_are_fetched_if_all_workers_fetch_them(owners):
-    fetched = ["norm/global_norm:0"]
-    with built(owners) as (cluster, alone):
-        for batch in batches(3):
-            (norm,), _ = alone.run((fetched, "train"), fed(batch))
-            for found in cluster.run(fetched, ["train"], fetches_alike=True, **batch):
-                np.testing.assert_allclose(found[0], norm, rtol=1e-12)
-
-
-@pytest.mark.parametrize("owners", OWNERS)
-def test_a_loss_and_a_gradient_are_of_the_whole_batch_where_all_workers_fetch_them(owners):
+def test_a_loss_gradients_and_their_norm_are_of_the_whole_batch_where_all_workers_fetch_them(owners):
     with built(owners) as (cluster, alone):
         gradients = cluster.captured.whole().gradients
-        fetched = ["loss:0", *(g.tensors[0] for g in gradients if g.variable in ("weight", "bias"))]
+        dense = [g.tensors[0] for g in gradients if g.variable in ("weight", "bias")]
+        fetched = ["norm/global_norm:0", "loss:0", *dense]
         for batch in batches(3):
             wanted, _ = alone.run((fetched, "train"), fed(batch))
             for found in cluster.run(fetched, ["train"], fetches_alike=True, **batch):

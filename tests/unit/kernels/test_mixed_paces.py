@@ -51,7 +51,7 @@ def node(name: str, servers: list[strategy_pb2.ParameterServer | None]) -> strat
 SYNCHRONIZERS = st.lists(st.none() | SERVER, min_size=1, max_size=3)
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 @given(
     nodes=st.fixed_dictionaries(dict.fromkeys(SIZES, SYNCHRONIZERS)),
     optimizer=st.sampled_from(["adam", "adamw", "average", "momentum", "sgd"]),
@@ -104,7 +104,7 @@ def two_updates():
     [
         ({"first": 0, "second": 0}, 0, True), ({"first": 0, "second": 0}, 2, False),
         ({"first": 1, "second": 0}, 0, False), ({"first": 1, "second": 0}, 2, True),
-        ({"first": 2, "second": 1}, 0, True), ({"first": 2, "second": 1}, 2, True),
+        ({"first": 2, "second": 1}, 2, True),
     ],
 )  # fmt: skip
 def test_two_updates_in_a_step(owners, staleness, local_proxy):

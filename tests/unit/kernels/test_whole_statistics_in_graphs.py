@@ -95,9 +95,8 @@ def of_one_device(*losses: Loss) -> tuple[list[np.ndarray], list[float]]:
     "losses, shape, owners",
     [
         ((deviation,), (1, 2), {}),
-        ((variance,), (2, 1), {}),
-        ((variance, deviation), (2, 2), {}),
-        *(((loss,), (2, 2), {"first": 0, "last": 1}) for loss in LOSSES),
+        ((variance, deviation), (2, 1), {}),
+        *(((loss,), (2, 2 - k % 2), {"first": 0, "last": 1}) for k, loss in enumerate(LOSSES)),
     ],
     ids=lambda value: "-".join(getattr(one, "__name__", str(one)) for one in value),
 )

@@ -19,13 +19,13 @@ from autodist.proto import strategy_pb2
 from tests.unit.kernels.communicate.test_read_cached_copies import workers_of
 from tests.unit.kernels.in_one_process import (
     Batch,
+    Session,
     assert_same,
     capture,
     one_device,
     plan,
     readers_of,
     rewritten,
-    train,
 )
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
@@ -147,7 +147,6 @@ def by_owners(captured: CapturedFunction, layout: str) -> strategy_pb2.Strategy:
         cut_in_strategy(strategy, "table", Partitioning(0, (5, 4, 3)), (1, 0, 1))
         return strategy
     workers, replicas, servers, owners = {
-        "two workers": (2, 1, 0, (0,)),
         "several replicas": (2, 3, 0, (1, 0)),
         "a server": (2, 1, 1, (2,)),
         "three owners": (3, 1, 0, (2, 1)),
@@ -158,7 +157,7 @@ def by_owners(captured: CapturedFunction, layout: str) -> strategy_pb2.Strategy:
     )
 
 
-LAYOUTS = ("two workers", "several replicas", "a server", "three owners", "an idle worker", "partitioned")
+LAYOUTS = ("several replicas", "a server", "three owners", "an idle worker", "partitioned")
 
 
 @pytest.mark.parametrize("name, layout", pairs(STEPS, LAYOUTS))
@@ -166,9 +165,10 @@ def test_training_is_that_of_one_device_and_a_step_names_no_other_worker(name: s
     step = STEPS[name]()
     captured = capture(step, *BATCHES[0])
     strategy = by_owners(captured, layout)
-    for worker, item in enumerate(rewritten(captured, strategy)):
+    session = Session(captured, strategy)
+    for worker, item in enumerate(session.items):
         assert workers_of(item) == {worker}
-    assert_same(train(captured, strategy, BATCHES), one_device(captured, step, BATCHES))
+    assert_same(session.train(BATCHES), one_device(captured, step, BATCHES))
 
 
 def sent(step: Step) -> Counter[tuple[str, int]]:
