@@ -166,9 +166,9 @@ def rewritten_by(step: Step, contexts: Sequence[Context], kernels: Sequence[Kern
     holders of variables differ before, by row: ShardTensors, which takes most of the time, runs once for equal holders.
     """
     first = contexts[0]
-    apart: tuple[type, ...] = (PlaceStages,) if first.goes_through_stages(step) else (Replicate,)
+    apart = PlaceStages if first.goes_through_stages(step) else Replicate
     if first.mesh is not None:
-        apart = (HoldOnMesh, HoldInRows)
+        apart = HoldInRows
     alike = () if registered_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
     with without_stacks():
         step, rest = rewrite(step, first, kernels=alike), kernels[len(alike) :]
