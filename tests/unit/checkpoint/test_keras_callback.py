@@ -100,16 +100,16 @@ def perceptron() -> keras.Model:
 
 
 def without_shapes() -> keras.Model:
-    return keras.Sequential([keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    return keras.Sequential([keras.layers.Dense(1, "tanh")])
 
 
 class Own(keras.Model):
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.head = keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)
+        self.head = keras.layers.Dense(1, "tanh")
 
     def call(self, x: Any) -> Any:
-        return self.head(self.hidden(x))
+        return self.head(x)
 
 
 def build(ad: AutoDist, rate: float = 0.05, make: Callable[[], keras.Model] = perceptron) -> keras.Model:
@@ -117,7 +117,7 @@ def build(ad: AutoDist, rate: float = 0.05, make: Callable[[], keras.Model] = pe
     with ad.scope():
         model = make()
         exact = keras.metrics.MeanAbsoluteError(name="mae", dtype="float64")
-        model.compile(keras.optimizers.Adam(rate), "mse", metrics=[exact])
+        model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse", metrics=[exact])
     return model
 
 
