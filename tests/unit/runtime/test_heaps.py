@@ -57,38 +57,48 @@ def test_heaps_are_trimmed_each_time_that_16_mib_have_been_freed(monkeypatch):
     assert counts == [0, 0, 0, 1, 1, 1, 1, 2, 2]
 
 
-POOL = """
+POOLS = """
+import os
+
 import tensorflow as tf
 from autodist.runtime.heaps import has_pool, pool_tensors
 
-if {is_late}:
-    tf.zeros(())
-pool_tensors()
-kept = tf.zeros((1 << 20,))
-try:
-    counted = tf.config.experimental.get_memory_info("CPU:0")["current"]
-except ValueError:  # the C library counts nothing
-    counted = 0
-print(has_pool(), counted >= 4 << 20)
+def case(name, is_late, setting):
+    os.environ.update(setting)
+    if is_late:
+        tf.zeros(())
+    pool_tensors()
+    kept = tf.zeros((1 << 20,))
+    try:
+        counted = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    except ValueError:  # the C library counts nothing
+        counted = 0
+    print(name, has_pool(), counted >= 4 << 20, flush=True)
+
+for case_of in [
+    ("before-the-first-operation", False, {}),
+    ("after-it", True, {}),
+    ("against-the-script's-own-setting", False, {"TF_CPU_ALLOCATOR_USE_BFC": "false"}),
+]:
+    if not os.fork():
+        case(*case_of)
+        break
+    assert os.wait()[1] == 0, case_of
 """
 
 
-@pytest.mark.parametrize(
-    ("is_late", "environment", "has_pool"),
-    [(False, {}, True), (True, {}, False), (False, {"TF_CPU_ALLOCATOR_USE_BFC": "false"}, False)],
-    ids=["before the first operation", "after it", "against the script's own setting"],
-)
-def test_tensors_are_in_a_pool(
-    monkeypatch: pytest.MonkeyPatch, is_late: bool, environment: dict[str, str], has_pool: bool
+def test_tensors_are_in_a_pool_if_it_is_set_before_the_first_operation_and_not_by_the_script(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Each case in a process of its own, which is forked before TensorFlow has a runtime."""
     for name in (heaps._POOL, heaps._POOL_LIMIT):
         monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    found = subprocess.run(
-        [sys.executable, "-c", POOL.format(is_late=is_late)], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert found.stdout.split() == [str(has_pool)] * 2
+    found = subprocess.run([sys.executable, "-c", POOLS], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.splitlines() == [
+        "before-the-first-operation True True",
+        "after-it False False",
+        "against-the-script's-own-setting False False",
+    ]
 
 
 THREADS = 12
