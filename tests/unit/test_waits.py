@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from autodist import waits
 from autodist.runtime.interruptible import InterruptibleExecutor
 from autodist.waits import Condition, Event, join, result_of, take
 
@@ -53,7 +54,10 @@ def a_step() -> None:
     "wait",
     [a_condition, a_condition_with_a_limit, an_event, an_event_with_a_limit, a_thread, a_queue, a_future, a_step],
 )
-def test_an_interrupt_without_a_system_call_to_end_is_noticed(wait: Callable[[], None]) -> None:
+def test_an_interrupt_without_a_system_call_to_end_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, wait: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(waits, "_LONGEST", 0.2)
     # `interrupt_main` does what a signal does to a thread that is not in a system call: it sets a flag.
     threading.Timer(0.1, _thread.interrupt_main).start()
     began = time.monotonic()

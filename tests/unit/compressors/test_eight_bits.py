@@ -40,7 +40,13 @@ def steps_of(compressor: _EightBits) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_values_are_rounded_to_one_of_their_neighbours_and_on_average_to_themselves(compressor, dtype):
     values, steps = VALUES.astype(dtype), steps_of(compressor)
-    found = np.asarray([rounded(compressor, values, seed) for seed in range(200)], np.float64)
+
+    @tf.function
+    def rounded_by(seed):
+        code = BlockCode(compressor, lambda k: tf.stack([tf.cast(k, tf.int64), seed]))
+        return code.decode(code.encode(tf.constant(values)), tf.as_dtype(dtype))
+
+    found = np.asarray([rounded_by(tf.constant(seed, tf.int64)) for seed in range(200)], np.float64)
     assert (np.abs(found - VALUES) <= steps * (1 + 1e-4)).all()
     # The standard deviation of a mean of 200 is at most half a step divided by 14.
     assert (np.abs(found.mean(0) - VALUES) <= 0.2 * steps).all()

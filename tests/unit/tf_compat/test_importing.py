@@ -67,7 +67,7 @@ except ImportError:
 
 @pytest.mark.parametrize(
     "package, name, module",
-    [("", "AutoDist", "autodist.api"), (".compressors", "PowerSGD", "autodist.compressors.power_sgd")],
+    [("", "AutoDist", "autodist.api"), (".compressors", "PowerSGD", "autodist.compressors.eight_bits")],
 )
 def test_what_the_package_has_is_imported_so(package: str, name: str, module: str) -> None:
     script = FIRST.format(package=package, name=name, module=module)
