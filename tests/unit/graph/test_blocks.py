@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import keras
@@ -73,13 +74,19 @@ def step_of(model):
     return capture(step, x).step
 
 
+@functools.cache
+def stacked():
+    """The step of three blocks, for all tests."""
+    keras.backend.clear_session()
+    return step_of(Stack(3, name="stack"))
+
+
 def names(step, choice):
     return [block.name for block in find_blocks(step, choice)]
 
 
 def test_true_selects_the_layers_of_one_class_that_repeat():
-    keras.backend.clear_session()
-    assert names(step_of(Stack(3, name="stack")), True) == ["stack/block", "stack/block_1", "stack/block_2"]
+    assert names(stacked(), True) == ["stack/block", "stack/block_1", "stack/block_2"]
     keras.backend.clear_session()
     assert names(step_of(functional(3)), True) == ["stage_0_block", "stage_1_block", "stage_2_block"]
 
@@ -98,8 +105,7 @@ def test_a_chain_of_single_layers_is_divided_into_blocks_of_several():
 
 
 def test_patterns_match_paths_of_layers_and_their_ends():
-    keras.backend.clear_session()
-    step = step_of(Stack(3, name="stack"))
+    step = stacked()
     assert names(step, ("block_[12]",)) == ["stack/block_1", "stack/block_2"]
     assert names(step, ("stack/block",)) == ["stack/block"]
     assert names(step, ("block", "block_2/.*", "stack/block_2")) == ["stack/block", "stack/block_2"]
@@ -137,9 +143,8 @@ def step_of_graph():
     ],
 )
 def test_a_pattern_without_effect_is_refused(choice, message):
-    keras.backend.clear_session()
     with pytest.raises(StrategyError, match=message):
-        find_blocks(step_of(Stack(2, name="stack")), choice)
+        find_blocks(stacked(), choice)
 
 
 def test_a_model_without_repeated_layers_is_refused():
