@@ -28,9 +28,9 @@ def dropping(seed: int) -> tuple[AutoDist, keras.Model]:
     tf.random.set_seed(11)
     ad = AutoDist(resource_spec=SPEC, strategy=AllReduce())
     with ad.scope():
-        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.4), keras.layers.Dense(1)]
+        layers = [keras.layers.Dropout(0.4), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((5,)), *layers])
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     return ad, model
 
 

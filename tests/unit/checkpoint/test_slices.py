@@ -19,6 +19,7 @@ from autodist.runtime import variable_slices as pieces_module
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import TrackedVariable
+from tests.unit.kernels.pairs import pairs
 from tests.unit.placement.holders import held_by
 
 VALUE = np.arange(24.0).reshape(4, 6)
@@ -50,8 +51,7 @@ def written(graph_runner: GraphRunner, folder: str, holder: Holder) -> str:
     return prefix
 
 
-@pytest.mark.parametrize("group", [1, 1 << 20])
-@pytest.mark.parametrize("before", HOLDERS)
+@pytest.mark.parametrize("before, group", pairs(HOLDERS, [1 << 20, 1], each=2))
 def test_values_saved_in_some_shards_are_read_in_others(graph_runner, tmp_path, monkeypatch, before, group):
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", group)
     monkeypatch.setattr(slices, "LARGE", group)
