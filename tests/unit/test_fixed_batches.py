@@ -50,8 +50,7 @@ def stateful(layer):
 @pytest.mark.parametrize(
     "layer, shape",
     [
-        (keras.layers.LSTM, (2, 1)), (keras.layers.LSTM, (2, 2)), (keras.layers.GRU, (2, 2)),
-        (keras.layers.SimpleRNN, (2, 1)),
+        (keras.layers.LSTM, (2, 1)), (keras.layers.GRU, (2, 2)), (keras.layers.SimpleRNN, (2, 1)),
     ],
 )  # fmt: skip
 def test_fit_refuses_a_stateful_rnn_and_names_its_state(layer, shape):
@@ -65,9 +64,9 @@ BY_SIZE, BY_SHAPE = {"shape": (5, 4), "batch_size": 8}, {"batch_shape": (8, 5, 4
 @pytest.mark.parametrize(
     "layer, size, shape",
     [
-        (lambda: keras.layers.LSTM(2), BY_SIZE, (2, 2)), (lambda: keras.layers.LSTM(2), BY_SHAPE, (2, 1)),
-        (keras.layers.Flatten, BY_SIZE, (2, 1)), (keras.layers.Flatten, BY_SHAPE, (2, 2)),
-        (lambda: keras.layers.Reshape((20,)), BY_SIZE, (2, 2)), (lambda: keras.layers.Reshape((20,)), BY_SHAPE, (2, 1)),
+        (lambda: keras.layers.LSTM(2), BY_SIZE, (2, 2)),
+        (keras.layers.Flatten, BY_SIZE, (2, 1)),
+        (lambda: keras.layers.Reshape((20,)), BY_SHAPE, (2, 1)),
     ],
 )  # fmt: skip
 def test_fit_takes_a_model_whose_input_alone_has_a_batch_size(layer, size, shape):

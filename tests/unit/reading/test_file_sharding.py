@@ -20,6 +20,7 @@ from autodist.reading.file_sharding import FileSharding, ShardedFiles, part_size
 from autodist.resources import ResourceSpec
 from autodist.runs.resolve_config import resolve
 from autodist.runtime.dataset import DistributedDataset
+from tests.unit.kernels.pairs import pairs
 
 Data = tf.data.Dataset
 
@@ -138,8 +139,7 @@ def pipeline(name: str, names: list[str]) -> Data:
         return PIPELINES[name](names)
 
 
-@pytest.mark.parametrize("replicas", [[0, 1, 2], [0, 0, 0, 1, 2], [0, 2]], ids=str)
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name, replicas", pairs(PIPELINES, [[0, 1, 2], [0, 2], [0, 0, 0, 1, 2]], each=2))
 def test_an_epoch_has_each_record_once_and_all_workers_end_it_together(
     names: list[str], name: str, replicas: list[int]
 ):

@@ -68,9 +68,8 @@ def test_training_is_one_op_and_its_gradient_one(options):
     assert not found & ARITHMETIC, "the moving averages read the op's own moments"
 
 
-@pytest.mark.parametrize("make", [lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.01)])
-def test_ten_steps_end_where_arithmetic_ends(make):
-    step = training_step(layers.BatchNormalization(momentum=0.9), optimizer=make())
+def test_ten_steps_end_where_arithmetic_ends():
+    step = training_step(layers.BatchNormalization(momentum=0.9), optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     assert_trains_the_same(step, images(*[6] * 10))
 
 
