@@ -101,7 +101,7 @@ class Probed(keras.Model):
         self.probe.build([None, 4])
         self.built = True
         self.shown = [keras.metrics.Mean(name=n, dtype="float64") for n in ("near", "probed")]
-        self.optimizers = [keras.optimizers.Adam(0.05), keras.optimizers.SGD(0.1, momentum=0.9)]
+        self.optimizers = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.1, momentum=0.9)]
 
     @property
     def metrics(self):
