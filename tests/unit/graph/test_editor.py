@@ -114,7 +114,7 @@ def _rewire_without_cycle(editor, old, new):
         editor.rewire(old, new)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(edited())
 def test_after_any_verbs_the_index_is_as_if_built_from_nothing(pair):
     assert_index_is_right(pair[1])

@@ -100,7 +100,7 @@ def _runs(case: Case, pool: list[tf.Tensor], feeds: dict[str, np.ndarray], sizes
     return kept
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.data())
 def test_parts_joined_by_their_kind_are_the_whole(data):
     draw = data.draw

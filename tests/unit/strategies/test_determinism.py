@@ -43,7 +43,7 @@ BUILDERS = [
 
 
 @pytest.mark.parametrize("builder", BUILDERS, ids=lambda builder: type(builder).__name__)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(order=st.permutations(range(8)))
 def test_bytes_do_not_depend_on_the_order_in_which_variables_are_listed(step, cluster, builder, order):
     planned = step({f"v{index}": (index % 4 + 1, 2) for index in range(8)}, sparse=["v2", "v3", "v6"])
