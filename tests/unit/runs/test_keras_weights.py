@@ -66,8 +66,7 @@ def save(model: keras.Model, path: Path) -> tuple[Path, list[np.ndarray]]:
     return path, values(model)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize(("dtype", "shards"), [("float32", False), ("float32", True), ("bfloat16", False)])
 def test_two_kernels_and_their_slots_are_read_when_they_are_needed(dtype: str, shards: bool, tmp_path: Path) -> None:
     model = made(dtype)
     path, expected = save(model, tmp_path / "saved.weights.h5")
