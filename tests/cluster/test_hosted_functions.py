@@ -20,7 +20,7 @@ TRAINING = '''
 import json, multiprocessing, os, signal, socket, sys, threading
 import numpy as np
 
-METHOD, CASE, PORT = sys.argv[1], sys.argv[2], int(sys.argv[3])
+METHOD, CASES_AND_PORTS = sys.argv[1], sys.argv[2:]
 
 
 def model():
@@ -53,7 +53,7 @@ def listening():
 
 def join(index):
     import autodist
-    return autodist.join(strategy="AllReduce", chief=f"127.0.0.1:{PORT}", index=index, workers=2)
+    return autodist.join(strategy="AllReduce", chief=os.environ["CHIEF"], index=index, workers=2)
 
 
 def train(index):
@@ -96,7 +96,7 @@ def fail(index):
 def join_in(text, index):
     """Joins in a function with this text, as if it had been pickled."""
     import autodist
-    content = {"autodist": autodist, "address": f"127.0.0.1:{PORT}", "index": index, "__name__": "pickled"}
+    content = {"autodist": autodist, "address": os.environ["CHIEF"], "index": index, "__name__": "pickled"}
     exec(compile(text, "train.py", "exec"), content)
     content["train"]()
 
@@ -112,9 +112,10 @@ CASES = {
 }
 
 
-def run(index, results):
+def run(case, port, index, results):
+    os.environ["CHIEF"] = f"127.0.0.1:{port}"
     try:
-        results.put((index, CASES[CASE](index)))
+        results.put((index, CASES[case](index)))
     except Exception as error:
         results.put((index, error))  # pickled
 
@@ -123,37 +124,49 @@ if __name__ == "__main__":
     context = multiprocessing.get_context(METHOD)
     if METHOD == "forkserver":
         context.set_forkserver_preload(["autodist.api"])
-    results = context.Queue()
-    workers = [context.Process(target=run, args=(index, results)) for index in range(2)]
-    for worker in workers:
-        worker.start()
-    left = {0, 1} - {{"kill chief": 0, "kill worker": 1}.get(CASE)}
-    found = {}
-    for _ in left:
-        index, result = results.get(timeout=200)
-        is_error = isinstance(result, Exception)
-        found[index] = [type(result).__name__, str(result)] if is_error else result
-    for worker in workers:
-        worker.join(60)
-    print(json.dumps([found, [worker.exitcode for worker in workers]]))
+    for case, port in zip(CASES_AND_PORTS[::2], CASES_AND_PORTS[1::2]):
+        results = context.Queue()
+        workers = [context.Process(target=run, args=(case, port, index, results)) for index in range(2)]
+        for worker in workers:
+            worker.start()
+        left = {0, 1} - {{"kill chief": 0, "kill worker": 1}.get(case)}
+        found = {}
+        for _ in left:
+            index, result = results.get(timeout=200)
+            is_error = isinstance(result, Exception)
+            found[index] = [type(result).__name__, str(result)] if is_error else result
+        for worker in workers:
+            worker.join(60)
+        print("FOUND", json.dumps([case, found, [worker.exitcode for worker in workers]]), flush=True)
 '''
 
 
-def run(directory: Path, method: str, case: str) -> tuple[dict[str, Any], list[int]]:
-    """Runs the two functions of a case; returns their results or errors by index, and the processes' exit codes."""
+Ended = tuple[dict[str, Any], list[int]]
+
+
+def run(directory: Path, method: str, *cases: str) -> dict[str, Ended]:
+    """Runs the two functions of each case, in one program; returns their results or errors by index, and exit codes."""
     script = directory / "train.py"
     script.write_text(TRAINING)
-    command = [sys.executable, str(script), method, case, str(free_port("127.0.0.1"))]
+    command = [sys.executable, str(script), method]
+    for case in cases:
+        command += [case, str(free_port("127.0.0.1"))]
     done = subprocess.run(
         command, env=os.environ | ON_CPU, cwd=directory, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
-    results, codes = json.loads(done.stdout.splitlines()[-1])
-    return results, codes
+    lines = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    return {case: (results, codes) for case, results, codes in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Runs that do not train to the end, in forks of one process that has imported TensorFlow."""
+    return run(tmp_path_factory.mktemp("run"), "forkserver", "kill worker", "kill chief", "fail", "differ")
 
 
 def test_two_functions_train_as_one_device_does_and_leave_their_processes_free(tmp_path: Path) -> None:
-    results, codes = run(tmp_path, "spawn", "train")
+    results, codes = run(tmp_path, "spawn", "train")["train"]
     assert codes == [0, 0]
     for index in "01":
         assert results[index].pop("difference") < 1e-6
@@ -167,16 +180,18 @@ def test_two_functions_train_as_one_device_does_and_leave_their_processes_free(t
         ("chief", "ClusterError", "The chief was lost: its process has ended"),
     ],
 )
-def test_a_killed_process_is_told_in_the_other_function(tmp_path: Path, victim: str, error: str, text: str) -> None:
-    results, codes = run(tmp_path, "forkserver", f"kill {victim}")
+def test_a_killed_process_is_told_in_the_other_function(
+    ended: dict[str, Ended], victim: str, error: str, text: str
+) -> None:
+    results, codes = ended[f"kill {victim}"]
     assert sorted(codes) == [-9, 0]
     ((kind, message),) = results.values()
     assert kind == error
     assert message.startswith(text)
 
 
-def test_the_error_of_one_function_is_raised_in_the_other(tmp_path: Path) -> None:
-    results, codes = run(tmp_path, "forkserver", "fail")
+def test_the_error_of_one_function_is_raised_in_the_other(ended: dict[str, Ended]) -> None:
+    results, codes = ended["fail"]
     assert codes == [0, 0]
     assert results["1"] == ["KeyError", "'a column'"]
     kind, message = results["0"]
@@ -186,8 +201,8 @@ def test_the_error_of_one_function_is_raised_in_the_other(tmp_path: Path) -> Non
     )
 
 
-def test_functions_of_different_code_are_named_in_both(tmp_path: Path) -> None:
-    results, codes = run(tmp_path, "forkserver", "differ")
+def test_functions_of_different_code_are_named_in_both(ended: dict[str, Ended]) -> None:
+    results, codes = ended["differ"]
     assert codes == [0, 0]
     for index in "01":
         kind, message = results[index]
