@@ -73,8 +73,9 @@ with tf.Graph().as_default(), ad.scope():
 """
 
 
-@pytest.mark.parametrize("floatx", ["float32", "float64"])
-@pytest.mark.parametrize("script", [SCRIPT, SESSION], ids=["fit and a step", "session"])
+@pytest.mark.parametrize(
+    ("script", "floatx"), [(SCRIPT, "float32"), (SESSION, "float64")], ids=["fit and a step", "session"]
+)
 def test_an_ordinary_run_shows_no_line_of_tensorflow(script: str, floatx: str, tmp_path: Path) -> None:
     spec = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
     with Training(tmp_path, (LOGS + script).format(floatx=floatx), spec) as run:
