@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,8 @@ from autodist.cli import verifying
 from autodist.cli.app import app
 from autodist.cli.verifying import VerifyResult
 from autodist.runs.cli_overrides import CliOverrides
-from autodist.verify.records import NoFloorError, Rounding, compare
+from autodist.verify.recorder import Recorder
+from autodist.verify.records import ERROR, NoFloorError, Recording, Rounding, compare
 from tests.cluster.runs import MARK
 from tests.forked_python.start import ON_CPU, ForkedPython
 
@@ -88,6 +91,33 @@ def forks(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifying, "subprocess", of_the_system)
 
 
+@pytest.fixture(scope="module")
+def made_alone() -> dict[tuple[str, int, str], Path]:
+    """Folders of the records of runs on one device, by the script's text, the number of steps and the run's name."""
+    return {}
+
+
+@pytest.fixture
+def alone_once(
+    made_alone: dict[tuple[str, int, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Tests of one script share its runs on one device."""
+    run = verifying._Runs.run
+
+    def run_once(runs: verifying._Runs, name: str, overrides: CliOverrides, **others: Any) -> Path:
+        if overrides != verifying._ONE_DEVICE:
+            return run(runs, name, overrides, **others)
+        key = Path(runs.target.words[0]).read_text(encoding="utf-8"), runs.steps, name
+        if key not in made_alone:
+            made = run(runs, name, overrides, **others)
+            made_alone[key] = shutil.copytree(made, tmp_path_factory.mktemp("alone") / name)
+        return made_alone[key]
+
+    monkeypatch.setattr(verifying._Runs, "run", run_once)
+
+
 def write(folder: Path, text: str) -> str:
     path = folder / "train.py"
     path.write_text(text, encoding="utf-8")
@@ -99,7 +129,7 @@ def verify(*words: str) -> Any:
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("forks")
+@pytest.mark.usefixtures("forks", "alone_once")
 def test_training_that_agrees_is_told_by_variable_slot_and_output_in_float64(tmp_path: Path) -> None:
     script = write(tmp_path, FIT.replace("*LAYERS, ", ""))
     result = verify("--strategy", "PartitionedPS", "--replicas", "2", "--steps", "3", script)
@@ -112,13 +142,13 @@ def test_training_that_agrees_is_told_by_variable_slot_and_output_in_float64(tmp
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("forks")
+@pytest.mark.usefixtures("forks", "alone_once")
 def test_a_pipeline_is_held_against_one_device_which_has_no_stages(tmp_path: Path) -> None:
     script, stages = write(tmp_path, FIT.replace("*LAYERS, ", "")), tmp_path / "stages.yml"
     stages.write_text("strategy: {builder: Pipeline, stages: 2, micro_batches: 5, schedule: 1F1B}\n")
-    result = verify("--strategy", str(stages), "--steps", "2", script)
+    result = verify("--strategy", str(stages), "--steps", "3", script)
     assert result.exit_code == 0, result.output
-    assert "alike: 2 steps on 2 pipeline stages with 5 micro-batches and on one device, in float64" in result.stdout
+    assert "alike: 3 steps on 2 pipeline stages with 5 micro-batches and on one device, in float64" in result.stdout
     kinds = [line.split("│")[1].strip() for line in result.stdout.splitlines() if line.startswith("│")]
     assert (kinds.count("variable"), kinds.count("slot"), kinds.count("output")) == (4, 8, 1)
 
@@ -134,11 +164,12 @@ def test_training_that_differs_ends_with_status_1_and_the_first_step_and_variabl
     assert "draws random numbers" in result.stdout
 
 
-# A bias of keys has a gradient that is zero but for rounding, which Adam magnifies. WRONG is what each worker but the
-# first adds to its part of the batch.
+# A bias of keys has a gradient that is zero but for rounding, which Adam magnifies. The variable `wrong` is what each
+# worker but the first adds to its part of the batch.
 KEYS = (
     HEAD
     + """
+import os
 keras.utils.set_random_seed(1)
 ad = AutoDist()
 with ad.scope():
@@ -156,18 +187,23 @@ with ad.scope():
         return loss
 
 x = x.reshape(96, 3, 2)
+with open(os.path.join(os.path.dirname(__file__), "wrong")) as file:
+    wrong = float(file.read())
 for k in range(4):
     mine = slice(12 * k + ad.worker_index, 12 * k + 12, ad.num_workers)
-    step(x[mine] + WRONG * ad.worker_index, y[mine])
+    step(x[mine] + wrong * ad.worker_index, y[mine])
 """
 )
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("forks")
+@pytest.mark.usefixtures("forks", "alone_once")
 @pytest.mark.parametrize("wrong", [0.0, 1e-6])
-def test_a_bias_of_keys_is_rounding_alone_and_hides_no_fault_of_a_millionth(tmp_path: Path, wrong: float) -> None:
-    result = verify("--steps", "4", write(tmp_path, KEYS.replace("WRONG", str(wrong))))
+def test_a_bias_of_keys_is_rounding_alone_and_hides_no_fault_of_a_millionth(
+    tmp_path: Path, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wrong").write_text(str(wrong))
+    result = verify("--steps", "4", write(tmp_path, KEYS))
     assert result.exit_code == (1 if wrong else 0), result.output
     lines = [line for line in result.stdout.splitlines() if line.startswith("rounding alone: ")]
     if wrong:
@@ -180,9 +216,21 @@ def test_a_bias_of_keys_is_rounding_alone_and_hides_no_fault_of_a_millionth(tmp_
 @pytest.mark.processes
 @pytest.mark.usefixtures("forks")
 def test_a_difference_of_a_step_that_takes_no_batch_is_told_not_to_be_measured(tmp_path: Path) -> None:
-    step = KEYS.replace("x[mine] + WRONG * ad.worker_index, y[mine]", "np.asarray(1.0 + ad.worker_index)")
-    step = step.replace("def step(x, y):", "def step(scale):").replace("model(x) - y", "scale * model(x[:8]) - y[:8]")
-    result = verify("--steps", "2", write(tmp_path, step))
+    script = """
+ad = AutoDist()
+with ad.scope():
+    weight = tf.Variable(np.ones((6, 2)))
+
+    @ad.function
+    def step(scale):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(scale * (x @ weight) - y))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+step(np.asarray(1.0 + ad.worker_index))
+"""
+    result = verify("--steps", "2", write(tmp_path, HEAD + script))
     assert result.exit_code == 1, result.output
     told = "It was not measured whether that is rounding alone: the step takes no batches that can be permuted."
     assert told in result.stdout
@@ -198,11 +246,24 @@ def test_a_script_in_float32_is_held_against_its_rounding_floor(tmp_path: Path) 
 
 
 @pytest.mark.processes
-def test_a_script_that_fails_is_told_with_its_line_and_without_a_traceback(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forks")
+def test_a_script_that_fails_is_told_without_a_traceback(tmp_path: Path) -> None:
     result = verify(write(tmp_path, HEAD + "raise ValueError('of its own')\n"))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "on one device, the script failed: ValueError: of its own" in result.stderr and "train.py:9" in result.stderr
+    assert "on one device, the script failed: ValueError: of its own (" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_an_error_is_noted_with_the_line_of_the_script_and_shown_as_before(tmp_path: Path) -> None:
+    script = compile("\n" * 8 + "raise ValueError('of its own')\n", "train.py", "exec")
+    with pytest.raises(ValueError) as raised:
+        exec(script)
+    shown: list[Any] = []
+    trace = raised.tb.tb_next  # from the script on
+    recorder = Recorder(Recording(str(tmp_path), 1, False, True, None))
+    recorder._note_error(lambda *about: shown.append(about), ValueError, raised.value, trace)
+    assert json.loads((tmp_path / ERROR).read_text(encoding="utf-8")) == "ValueError: of its own (train.py:9)"
+    assert shown == [(ValueError, raised.value, trace)]
 
 
 def record(folder: Path, *steps: dict[str, Any]) -> Path:
