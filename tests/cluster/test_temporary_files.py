@@ -37,28 +37,20 @@ with ad.scope():
 """
 
 
-# In a fork of a process that has imported TensorFlow.
+# As Python would have started, since it is a fork of a process that has imported TensorFlow.
 AS_STARTED_SO = """
 import sys, tempfile
 os.environ["TMPDIR"], tempfile.tempdir, sys.dont_write_bytecode = {temporary!r}, None, False
 """
 
 
-@pytest.mark.parametrize(
-    ("victim", "number", "is_forked"), [("worker1", signal.SIGKILL, False), ("worker0", signal.SIGTERM, True)]
-)
-def test_nothing_is_left_in_the_folder_of_temporary_files(
-    tmp_path: Path, victim: str, number: signal.Signals, is_forked: bool
-) -> None:
+@pytest.mark.parametrize(("victim", "number"), [("worker1", signal.SIGKILL), ("worker0", signal.SIGTERM)])
+def test_nothing_is_left_in_the_folder_of_temporary_files(tmp_path: Path, victim: str, number: signal.Signals) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     spec = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
-    before = AS_STARTED_SO.format(temporary=str(temporary)) if is_forked else ""
-    run = Training(tmp_path / "run", CONVERTED, spec, before, is_forked=is_forked)
-    if not is_forked:
-        run.environment |= {"TMPDIR": str(temporary)}
-        run.environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    with run:
+    before = AS_STARTED_SO.format(temporary=str(temporary))
+    with Training(tmp_path / "run", CONVERTED, spec, before) as run:
         process = run.wait_for_note(victim, limit=90)
         for worker in (0, 1):
             run.wait_for_note(f"trained{worker}", limit=90)
