@@ -257,7 +257,7 @@ def test_a_script_that_fails_is_told_without_a_traceback(tmp_path: Path) -> None
 def test_an_error_is_noted_with_the_line_of_the_script_and_shown_as_before(tmp_path: Path) -> None:
     script = compile("\n" * 8 + "raise ValueError('of its own')\n", "train.py", "exec")
     with pytest.raises(ValueError) as raised:
-        exec(script)
+        exec(script)  # noqa: S102 (the line above)
     shown: list[Any] = []
     trace = raised.tb.tb_next  # from the script on
     recorder = Recorder(Recording(str(tmp_path), 1, False, True, None))
