@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.ssh]
 FINISH = "coordinator.finish()"
 TRAIN_UNTIL_STOPPED = 'note("training")\nstop.wait(40)\ncoordinator.abort("stopped")'
 WAIT = "worker_client.wait_for_end()"
-SILENCE_LIMIT = 5.0
+SILENCE_LIMIT = 4.0
 SUSPENDED = SILENCE_LIMIT + 2
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 
@@ -75,35 +75,6 @@ worker_client.wait_for_end()
 
 
 @of_one_kind
-def test_tensorflow_servers_on_all_hosts_form_one_cluster(hosts: Hosts, tmp_path: Path) -> None:
-    start = """
-from autodist.cluster.servers import start_server, wait_until_listening
-import tensorflow as tf
-"""
-    chief = f"""
-{start}
-server = start_server(addresses, 0, coordinator.reserved_port)
-wait_until_listening(addresses, 60, coordinator.check)
-with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
-    parts = []
-    for task in range(3):
-        with tf.device(f"/job:worker/task:{{task}}"):
-            parts.append(tf.constant(10 ** task))
-    print("TOTAL", session.run(tf.add_n(parts)))
-coordinator.finish()
-"""
-    worker = f"""
-{start}
-server = start_server(worker_client.addresses, index, worker_client.reserved_port)
-worker_client.wait_for_end()
-"""
-    with run_on(hosts, tmp_path, chief, worker) as run:
-        assert run.wait(90) == 0, run.stderr
-        run.assert_gone(0)
-    assert "TOTAL 111" in run.stdout
-
-
-@of_one_kind
 def test_much_output_passes(hosts: Hosts, tmp_path: Path) -> None:
     worker = """
 for number in range(5000):
@@ -118,13 +89,13 @@ worker_client.wait_for_end()
 
 
 @of_one_kind
-@pytest.mark.parametrize("victim", ["worker", "agent", "chief"])
+@pytest.mark.parametrize("victim", ["agent", "chief"])
 def test_killed_process_ends_the_run_on_all_hosts(hosts: Hosts, tmp_path: Path, victim: str) -> None:
     with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP) as run:
         worker = run.wait_for_note("asleep1")
         run.wait_for_note("asleep2")
         assert len(survivors(run.mark)) == 9  # the chief; for each worker a relay, an agent, a guard and the script
-        os.kill({"worker": worker, "agent": parent(parent(worker)), "chief": run.chief.pid}[victim], signal.SIGKILL)
+        os.kill({"agent": parent(parent(worker)), "chief": run.chief.pid}[victim], signal.SIGKILL)
         run.assert_gone(10)
         run.wait()
     assert victim == "chief" or run.failures[0].startswith(f"{hosts.hosts[0].address} | ")
@@ -134,8 +105,7 @@ def test_killed_process_ends_the_run_on_all_hosts(hosts: Hosts, tmp_path: Path, 
     "hosts, worker, transport",
     [
         pytest.param(HOST_KINDS[0], PRINT_FOR_EVER, "paramiko", id="printing"),
-        pytest.param(HOST_KINDS[-1], SLEEP, "paramiko", id="quiet"),
-        pytest.param(HOST_KINDS[0], SLEEP, "openssh", id="openssh"),
+        pytest.param(HOST_KINDS[-1], SLEEP, "openssh", id="quiet"),
     ],
     indirect=["hosts"],
 )
@@ -152,7 +122,7 @@ def test_cut_link_stops_the_run_on_both_sides_and_is_named(
         hosts.mend(hosts.hosts[1])
     address = hosts.hosts[1].address
     assert len(run.failures) == 1
-    assert run.failures[0].startswith(f"{address} | was lost: nothing was heard from {address} for 5 s")
+    assert run.failures[0].startswith(f"{address} | was lost: nothing was heard from {address} for 4 s")
 
 
 @of_one_kind
@@ -211,7 +181,7 @@ def test_worker_that_receives_nothing_for_a_while_is_named_with_that_reason(host
         run.wait(10)
         run.assert_gone()
     (failure,) = run.failures
-    assert "was lost: it received nothing from the chief's machine for 5 s and ended its script" in failure
+    assert "was lost: it received nothing from the chief's machine for 4 s and ended its script" in failure
 
 
 @of_one_kind
@@ -235,7 +205,7 @@ def test_worker_whose_agent_and_guard_are_stopped_does_not_outlive_the_run(hosts
 def test_chief_that_holds_pythons_lock_is_not_taken_for_lost(hosts: Hosts, tmp_path: Path) -> None:
     chief = """
 import ctypes
-ctypes.PyDLL(None).usleep(9_000_000)  # keeps the lock, unlike time.sleep
+ctypes.PyDLL(None).usleep(7_000_000)  # keeps the lock, unlike time.sleep
 note("back")
 coordinator.finish()
 """
@@ -249,7 +219,7 @@ def test_output_that_the_chief_does_not_take_for_long_is_not_taken_for_silence(h
     chief = """
 reading, writing = os.pipe()
 os.dup2(writing, 1)
-time.sleep(9)
+time.sleep(7)
 count = 0
 def drain():
     global count
@@ -273,7 +243,9 @@ worker_client.wait_for_end()
         assert run.wait() == 0, run.stderr
 
 
-@pytest.mark.parametrize("transport", ["paramiko", "openssh"])
+@pytest.mark.parametrize(
+    "hosts, transport", [(HOST_KINDS[0], "openssh"), (HOST_KINDS[-1], "paramiko")], indirect=["hosts"]
+)
 def test_preflight_over_ssh_names_all_faults_at_once(hosts: Hosts, tmp_path: Path, transport: str) -> None:
     spec = hosts.spec() | {"transport": transport}
     spec["ssh"]["host1"]["key_file"] = str(hosts.directory / "host_key")  # a key, but not the user's

@@ -67,9 +67,8 @@ by_each_transport = pytest.mark.parametrize("transport", ["paramiko", "openssh"]
 @pytest.mark.parametrize(
     "transport, option, workers, logins",
     [
-        ("paramiko", "MaxStartups 1", 4, 1),
-        ("paramiko", "MaxSessions 2", 4, 2),
-        ("paramiko", "MaxSessions 1", 3, 3),
+        ("paramiko", "MaxStartups 1", 3, 1),
+        ("paramiko", "MaxSessions 2", 3, 2),
         ("openssh", "MaxStartups 1", 3, 1),
         ("openssh", "MaxSessions 2", 3, 2),
     ],
@@ -127,8 +126,10 @@ def test_chief_that_is_killed_while_a_login_is_tried_again_leaves_nothing(tmp_pa
 
 
 KILLS = [
-    *(("paramiko", victim, "") for victim in ("worker", "relay", "chief")),
-    *(("openssh", victim, "") for victim in ("worker", "relay", "chief")),
+    ("paramiko", "worker", ""),
+    ("paramiko", "relay", ""),
+    ("openssh", "relay", ""),
+    ("openssh", "chief", ""),
     ("openssh", "agent", "its agent ended without any output"),
     ("openssh", "ssh", "the SSH connection to .* broke"),
 ]
