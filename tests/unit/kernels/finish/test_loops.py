@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ layers = keras.layers
 STEPS, WIDTH, UNITS = 5, 3, 4
 
 
-def batches(count=3, examples=6):
+def batches(count=2, examples=6):
     rng = np.random.default_rng(1)
     return [[rng.normal(size=(examples, STEPS, WIDTH))] for _ in range(count)]
 
@@ -42,12 +43,9 @@ def recurrent(*stack):
 
 MODELS = {
     "lstm": lambda: recurrent(layers.LSTM(UNITS, return_sequences=True)),
-    "lstm, its last output": lambda: recurrent(layers.LSTM(UNITS)),
-    "gru": lambda: recurrent(layers.GRU(UNITS)),
     "gru, reset before": lambda: recurrent(layers.GRU(UNITS, reset_after=False)),
     "simple": lambda: recurrent(layers.SimpleRNN(UNITS)),
     "without biases": lambda: recurrent(layers.SimpleRNN(UNITS, use_bias=False)),
-    "backwards": lambda: recurrent(layers.LSTM(UNITS, go_backwards=True)),
     "bidirectional": lambda: recurrent(layers.Bidirectional(layers.LSTM(UNITS))),
     "stacked": lambda: recurrent(layers.LSTM(UNITS, return_sequences=True), layers.GRU(UNITS)),
     "masked": lambda: recurrent(layers.Masking(), layers.LSTM(UNITS)),
@@ -63,7 +61,7 @@ def products_in(step):
     return [counts[name] for name in sorted(counts, key=lambda name: "_grad_" in name)]
 
 
-@pytest.mark.parametrize(("name", "workers"), [(name, 1 + k % 2) for k, name in enumerate(MODELS)])
+@pytest.mark.parametrize(("name", "workers"), [(name, 1 + k % 2) for k, name in enumerate(MODELS) if name != "lstm"])
 def test_layers_train_as_on_one_device(keras_in_float64, name, workers):
     keras.utils.set_random_seed(1)
     step = training(MODELS[name]())
@@ -73,23 +71,29 @@ def test_layers_train_as_on_one_device(keras_in_float64, name, workers):
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 
+@cache
+def lstm():
+    """Returns a step of one layer, and the captured step."""
+    step = training(MODELS["lstm"]())
+    return step, capture(step, *batches()[0])
+
+
 def test_variables_of_servers(keras_in_float64):
-    step = training(MODELS["stacked"]())
-    captured = capture(step, *batches()[0])
+    step, captured = lstm()
     owners = {variable.name: k % 2 for k, variable in enumerate(captured.step.variables)}
     session = Session(captured, plan(captured.step, 2, 1, owners))
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 
 def test_an_lstm_multiplies_once_in_each_iteration(keras_in_float64):
-    captured = capture(training(MODELS["lstm"]()), *batches()[0])
+    _, captured = lstm()
     assert products_in(captured.step) == [2, 4]
     (step,) = rewritten(captured, plan(captured.step, 1, 2))
     assert products_in(step) == [1, 2]
 
 
 def test_new_nodes_are_on_the_devices_of_their_loops_and_reads_with_the_variables(keras_in_float64):
-    captured = capture(training(MODELS["lstm"]()), *batches()[0])
+    _, captured = lstm()
     strategy = plan(captured.step, 1, 2)
     for k, replica in enumerate(strategy.graph_config.replicas):
         replica.device = f"gpu:{k}"
