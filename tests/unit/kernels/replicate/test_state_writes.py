@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import numbers
 
 Made = tuple[CapturedFunction, Callable[..., object]]
@@ -59,9 +60,8 @@ LAYOUTS: dict[str, Callable[[CapturedFunction], object]] = {
 }
 
 
-@pytest.mark.parametrize("between", ["result", "average", "stale"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_writes_around_what_runs_once_equal_one_device(layout: str, between: str):
+@pytest.mark.parametrize("between, layout", pairs(["result", "average", "stale"], LAYOUTS))
+def test_writes_around_what_runs_once_equal_one_device(between: str, layout: str):
     captured, step = sharpness_aware(between)
     batches = [(numbers(k, 6, 3), numbers(k + 9, 6, 2)) for k in range(3)]
     found = train(captured, LAYOUTS[layout](captured), batches)
@@ -86,15 +86,16 @@ def with_centres(lookup: Callable[[tf.Variable, tf.Tensor], tf.Tensor]) -> Made:
     return capture(step, numbers(0, 6, 3), np.zeros(6, np.int32), is_split=True), step
 
 
-@pytest.mark.parametrize(
-    "lookup",
-    [tf.gather, lambda table, ids: tf.gather(table.read_value(), ids)],
-    ids=["of a variable", "of its value"],
-)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_are_read_again_after_the_write_of_their_table(layout: str, lookup: Callable[..., tf.Tensor]):
+LOOKUPS: dict[str, Callable[..., tf.Tensor]] = {
+    "of a variable": tf.gather,
+    "of its value": lambda table, ids: tf.gather(table.read_value(), ids),
+}
+
+
+@pytest.mark.parametrize("lookup, layout", pairs(LOOKUPS, LAYOUTS))
+def test_rows_are_read_again_after_the_write_of_their_table(lookup: str, layout: str):
     """A gather of the value (as of a variable of Keras) becomes one of the variable, and its node `…/axis` stays."""
-    captured, step = with_centres(lookup)
+    captured, step = with_centres(LOOKUPS[lookup])
     batches = [(numbers(k, 6, 3), np.arange(k, k + 6, dtype=np.int32) % 4) for k in range(3)]
     found = train(captured, LAYOUTS[layout](captured), batches)
     assert_same(found, one_device(captured, step, batches))
