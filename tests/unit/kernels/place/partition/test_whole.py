@@ -138,9 +138,8 @@ def test_two_functions_of_a_step_see_the_value_of_their_time():
     assert_trains_alike(captured, step, sharded_plan(captured.step, CUT), batches)
 
 
-@SERVERS
 @pytest.mark.usefixtures("keras_in_float64")
-def test_a_recurrent_layer_has_its_weights(by_server: bool):
+def test_a_recurrent_layer_has_its_weights():
     layers = [keras.layers.Embedding(7, 4), keras.layers.LSTM(5), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
     optimizer = keras.optimizers.Adam(0.01)
@@ -155,7 +154,7 @@ def test_a_recurrent_layer_has_its_weights(by_server: bool):
     rng = np.random.default_rng(0)
     batches = [(rng.integers(0, 7, (6, 3)).astype(np.int32), rng.normal(size=(6, 1))) for _ in range(3)]
     captured = capture(step, *batches[0])
-    strategy = sharded_plan(captured.step, every_cut(captured.step), by_server=by_server)
+    strategy = sharded_plan(captured.step, every_cut(captured.step))
     assert_trains_alike(captured, step, strategy, batches)
 
 

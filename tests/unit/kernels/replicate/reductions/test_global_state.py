@@ -59,11 +59,6 @@ def examples(x: tf.Tensor, dtype: tf.DType = I64) -> tf.Tensor:
     return tf.cast(tf.shape(x)[0], dtype)
 
 
-def examples_seen() -> Write:
-    seen = state(0, I64)
-    return lambda x, errors, loss: seen.assign_add(examples(x))
-
-
 def examples_seen_in_three_goes() -> Write:
     seen = state(0, I64)
     return lambda x, errors, loss: [seen.assign_add(examples(x)) for _ in range(3)]
@@ -181,7 +176,7 @@ def whole_number_of_the_largest() -> Write:
 
 
 CASES = [
-    examples_seen, examples_seen_in_three_goes, examples_left, large_errors, large_losses, sum_by_column, least_loss,
+    examples_seen_in_three_goes, examples_left, large_errors, large_losses, sum_by_column, least_loss,
     squared_losses, masked_mean, moving_average_by_subtraction, moving_counts, added_and_scaled, reset_and_added,
     one_from_another, metric_of_several_losses, metric_that_is_reset,
     largest, largest_of_inputs, whole_number_of_the_largest,
@@ -229,9 +224,8 @@ def declared_norm() -> Write:
     return lambda x, errors, loss: norm.assign(tf.sqrt(tf.reduce_sum(tf.matmul(x, x, transpose_b=True))))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_metric_that_is_not_a_sum_is_told_of(shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
-    trained(declared_norm, shape)
+def test_a_metric_that_is_not_a_sum_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    trained(declared_norm, SHAPES[-1])
     assert "state becomes the sum of the replicas' changes" in caplog.text
 
 
@@ -308,10 +302,7 @@ def test_a_mean_of_what_is_not_known_is_averaged_with_its_count(
     assert all("it is averaged over the replicas" in text for text in said)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_mean_of_a_loss_that_compares_examples_is_the_mean_of_the_losses(
-    shape: tuple[int, int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_mean_of_a_loss_that_compares_examples_is_the_mean_of_the_losses(caplog: pytest.LogCaptureFixture) -> None:
     """Its weights, a softmax along the batch, add up to 1 in each part."""
     weight, mean = tf.Variable(np.ones(3), name="weight"), keras.metrics.Mean()
 
@@ -324,7 +315,7 @@ def test_the_mean_of_a_loss_that_compares_examples_is_the_mean_of_the_losses(
 
     data = [(np.random.default_rng(k).normal(size=(12, 3)),) for k in range(3)]
     captured = capture(step, *data[0])
-    found = train(captured, plan(captured.step, *shape), data)
+    found = train(captured, plan(captured.step, *SHAPES[-1]), data)
     logged = found.variable("mean/total") / found.variable("mean/count")
     assert logged == pytest.approx(np.mean([outputs[0][0] for outputs in found.outputs]), rel=1e-12)
     assert "mean/total: it is not known" in caplog.text

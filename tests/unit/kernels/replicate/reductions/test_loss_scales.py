@@ -50,7 +50,7 @@ LOOKING = [
 @pytest.mark.feature("function", "loss: gradient penalties")
 @pytest.mark.feature("function", "loss: adversarial examples (FGM, VAT)")
 @pytest.mark.feature("function", "loss: gradients clipped within the backward pass")
-@pytest.mark.parametrize("make, layout", pairs(LOOKING, LAYOUTS, each=2))
+@pytest.mark.parametrize("make, layout", pairs(LOOKING, LAYOUTS))
 def test_steps_that_inspect_cotangents_train_as_on_one_device(make, layout, caplog):
     shape, is_global = LAYOUTS[layout]
     with caplog.at_level(logging.INFO, "autodist"):

@@ -88,10 +88,7 @@ def check(shape, make, *given):
 
 
 SCALED = {
-    "half": lambda x, a, b: 0.5 * (data(x, a, b) + 0.1 * tf.nn.l2_loss(a)),
-    "divided": lambda x, a, b: (data(x, a, b) + 0.1 * tf.nn.l2_loss(a)) / 2.0,
-    "negated": lambda x, a, b: tf.negative(-(data(x, a, b) + 0.1 * tf.nn.l2_loss(a))),
-    "subtracted": lambda x, a, b: data(x, a, b) - 0.1 * tf.nn.l2_loss(a),
+    "times, over and minus": lambda x, a, b: tf.negative(-3.0 * (data(x, a, b) - 0.1 * tf.nn.l2_loss(a)) / 2.0),
     "stacked": lambda x, a, b: tf.reduce_sum(tf.stack([data(x, a, b), 0.3 * tf.nn.l2_loss(a), tf.reduce_sum(b**2)])),
     "listed": lambda x, a, b: data(x, a, b) / 6 + tf.add_n([0.3 * tf.nn.l2_loss(a), tf.reduce_sum(tf.abs(b))]) + 1.0,
     "mean and sum": lambda x, a, b: average(x, a, b) + 0.01 * tf.reduce_sum(tf.square(x @ a)),
@@ -103,7 +100,6 @@ SCALED = {
 
 RATIOS = {
     "nearly zero": lambda x, a, b: masked(x, a, b) / (tf.reduce_sum(mask(x)) + 1e-9),
-    "at least one": lambda x, a, b: masked(x, a, b) / tf.maximum(tf.reduce_sum(mask(x)), 1.0),
     "at least one, scaled": lambda x, a, b: masked(x, a, b) / tf.maximum(0.3 * tf.reduce_sum(mask(x)), 1.0),
     "never divided by zero": lambda x, a, b: tf.math.divide_no_nan(masked(x, a, b), tf.reduce_sum(mask(x))),
     "chosen": lambda x, a, b: tf.where(
@@ -217,10 +213,9 @@ ONE_WEIGHT = {
 }
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)], ids=str)
-@pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in ONE_WEIGHT.items()])
-def test_nothing_is_left_of_seams_where_one_weight_suits_all(loss, shape):
-    captured = capture(step_of(loss), batches()[0][0])
+@pytest.mark.parametrize("name, shape", pairs(ONE_WEIGHT, [(1, 1), (1, 2), (2, 1)]))
+def test_nothing_is_left_of_seams_where_one_weight_suits_all(name, shape):
+    captured = capture(step_of(ONE_WEIGHT[name]), batches()[0][0])
     (step, *_) = rewritten(captured, plan(captured.step, *shape))
     assert not step.gradient_calls[0].terms
     assert not [node.name for node in step.graph_def.node if "autodist_loss_value" in node.name]
