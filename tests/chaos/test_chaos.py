@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,10 @@ import pytest
 from tests.chaos.plays import play
 from tests.chaos.schedules import BAND, ENDINGS, EVERY, LOSSES, MOST_RESTARTS, SHORT_CUT, draw
 
-_SEVERAL = 480
-"""A stop, a kill at the start, one while saving and a short cut, in one run."""
-
-_PLAYED = (_SEVERAL, *itertools.islice((seed for seed in itertools.count() if draw(seed).restarts <= 1), 14))
-"""Most start again once at most: more faults in a run cost no less than in several, each takes a start."""
+_PLAYED = (1018, 9, 14, 23, 24)
+"""The first has four faults in one run: a kill while saving, one at the start, one in a step, and a full disk. The
+others, which start again once, have the rest, two of them before the first step: a cut and a stop.
+"""
 
 
 def test_a_seed_gives_the_same_schedule_and_many_give_all_faults() -> None:

@@ -67,7 +67,7 @@ else:
 
 
 class Chief(Protocol):
-    """The chief's process."""
+    """A process, usually the chief's."""
 
     pid: int
 
@@ -129,18 +129,21 @@ class Run:
         return self
 
     def _start(self, out: IO[bytes], err: IO[bytes]) -> Chief:
+        return self._start_process(self._command, self.environment, out, err)
+
+    def _start_process(self, command: list[str], environment: dict[str, str], out: IO[bytes], err: IO[bytes]) -> Chief:
         with open(os.devnull, "rb") as nothing:
             if self.forked_workers is not None:
-                about = (self.environment, self.directory, self.forked_workers, self.forked_so)
-                forked = forked_python.start(self._command[1:], (nothing, out, err), *about)
+                about = (environment, self.directory, self.forked_workers, self.forked_so)
+                forked = forked_python.start(command[1:], (nothing, out, err), *about)
                 if forked is not None:
                     return forked
             return subprocess.Popen(
-                self._command,
+                command,
                 stdin=nothing,
                 stdout=out,
                 stderr=err,
-                env=self.environment,
+                env=environment,
                 cwd=self.directory,
                 start_new_session=True,
             )

@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 START = 60.0
 
-# Each start on one worker trains until the run ends it; one on two workers makes three steps. The other variable is
-# trained in one start.
+# Each start on one worker trains until the run ends it; one on two workers makes three steps.
 GROWS = (
     SINES
     + """
@@ -34,16 +33,9 @@ while number < until:
     step(batch(number))
     number += 1
     note(f"made{start}.{me}")
-    during(number)
-values = variable.numpy()
-expected, step = made("beside")
-for before in range(number):
-    step(batch(before))
-keep(values=values, expected=expected.numpy(), workers=ad.num_workers, begun=begun, seed=ad._run.seed, pid=os.getpid())
+keep(values=variable.numpy(), expected=trained(number), workers=ad.num_workers, begun=begun, pid=os.getpid())
 """
 )
-
-QUIET = "def during(number): pass\n"
 
 
 def saving(folder: Path) -> dict[str, Any]:
@@ -64,21 +56,6 @@ def assert_grew(run: Training, reason: str, tolerance: float = 1e-12) -> None:
     assert reported.count(expected) == 1, reported
 
 
-def test_a_machine_that_is_added_to_the_file_joins_the_run(tmp_path: Path) -> None:
-    nodes = [{"address": "127.0.0.1", "chief": True}]
-    with Training(tmp_path / "run", QUIET + GROWS, {"nodes": nodes} | saving(tmp_path / "saved")) as run:
-        run.wait_for_note("made0.0", START)
-        file = run.directory / "cluster.yml"
-        added = {"nodes": [*nodes, {"address": "127.0.0.2"}]} | saving(tmp_path / "saved")
-        (run.directory / "new").write_text(json.dumps(added))
-        (run.directory / "new").rename(file)
-        assert run.wait(3 * START) == 0, run.stderr
-        run.assert_gone()
-        assert run.has_note("left0.0"), "the exit handlers of the first start have run"
-        assert_grew(run, f"127.0.0.2 is new in {file}")
-        assert "Traceback" not in run.stderr
-
-
 @pytest.mark.ssh
 def test_a_machine_that_was_away_joins_once_its_versions_are_those_of_the_chief(tmp_path: Path) -> None:
     other = tmp_path / "packages" / "tensorflow-2.18.99.dist-info"
@@ -91,7 +68,7 @@ def test_a_machine_that_was_away_joins_once_its_versions_are_those_of_the_chief(
         (host,) = hosts.hosts
         hosts.stop(host)
         spec = hosts.spec(cpus=[0]) | saving(tmp_path / "saved") | {"connect_timeout": 2}
-        with Training(tmp_path / "run", QUIET + GROWS, spec, mark=mark) as run:
+        with Training(tmp_path / "run", GROWS, spec, mark=mark) as run:
             run.wait_for_note("made1.0", START)
             hosts.start(host)
             log = hosts.directory / f"{host.group}.log"
@@ -113,6 +90,7 @@ FIT = """
 import keras
 start = next(n for n in range(9) if not has_note(f"start{n}.{me}"))
 note(f"start{start}.{me}")
+atexit.register(lambda: note(f"left{start}.{me}"))
 
 class Adds(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
@@ -139,7 +117,7 @@ keep(values=model.get_weights()[0], expected=expected, workers=ad.num_workers, b
 """
 
 
-def test_a_machine_that_dies_at_once_does_no_harm_to_a_fit_and_joins_when_it_is_back(tmp_path: Path) -> None:
+def test_a_machine_that_is_added_to_the_file_dies_at_once_and_joins_a_fit_when_it_is_back(tmp_path: Path) -> None:
     nodes = [{"address": "127.0.0.1", "chief": True}]
     added = {"nodes": [*nodes, {"address": "127.0.0.2"}]} | saving(tmp_path / "saved")
     run = Training(tmp_path / "fit", FIT, {"nodes": nodes} | saving(tmp_path / "saved"))
@@ -148,7 +126,12 @@ def test_a_machine_that_dies_at_once_does_no_harm_to_a_fit_and_joins_when_it_is_
         assert run.wait(4 * START) == 0, run.stderr
         run.assert_gone()
         assert run.kept(0)["start"] == 3
+        assert run.has_note("left0.0"), "the exit handlers of the first start have run"
         assert_grew(run, "127.0.0.2 is back", 1e-4)
         reported = run.stderr
+    added_to = f"on 2 workers instead of 1, since 127.0.0.2 is new in {run.directory / 'cluster.yml'} (which"
+    assert reported.count(added_to) == 1, reported
+    before, _, after = reported.partition(added_to)
+    assert "Traceback" not in before + after.partition("It is tried again later.")[2], reported
     assert reported.count("the run goes on without 127.0.0.2 from the checkpoint of step ") == 1, reported
     assert "127.0.0.2 was ended by SIGKILL. It is tried again later." in reported

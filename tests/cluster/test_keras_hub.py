@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,53 +67,50 @@ def inputs(count: int) -> dict[str, np.ndarray]:
 
 
 def fit(model: Any, epochs: int) -> dict[str, Any]:
-    """Trains, evaluates, predicts and generates; returns all numbers."""
+    """Trains; returns the history and the weights."""
     x = inputs(11)
     labels = np.roll(x["token_ids"], -1, 1)
     weights = x["padding_mask"].astype("float64")
-    about = {"batch_size": 4, "sample_weight": weights, "verbose": 0}
-    fitted = model.fit(x, labels, epochs=epochs, shuffle=False, **about)
+    fitted = model.fit(x, labels, batch_size=4, epochs=epochs, shuffle=False, sample_weight=weights, verbose=0)
     results = {name: np.asarray(values) for name, values in fitted.history.items()}
-    results |= {"evaluated": np.asarray(model.evaluate(x, labels, **about))}
-    results |= {"predicted": model.predict(x, batch_size=4, verbose=0)}
-    prompt = {
-        "token_ids": x["token_ids"][:3],
-        "padding_mask": (np.arange(7) < 3).astype("int32") * np.ones((3, 1), int),
-    }
-    results |= {"generated": model.generate(prompt, stop_token_ids=None)["token_ids"]}
     return results | {f"weight_{k}": value for k, value in enumerate(model.get_weights())}
+
+
+def use(model: Any) -> dict[str, Any]:
+    """Predicts and generates."""
+    x = inputs(11)
+    mask = (np.arange(7) < 3).astype("int32") * np.ones((3, 1), int)
+    prompt = {"token_ids": x["token_ids"][:3], "padding_mask": mask}
+    generated = model.generate(prompt, stop_token_ids=None)["token_ids"]
+    return {"predicted": model.predict(x, batch_size=4, verbose=0), "generated": generated}
 
 
 def begin(ad: Any, folder: str) -> dict[str, Any]:
     """Trains a Llama from weights in a file, and saves it in all ways."""
     model = llama()
     model.load_weights(f"{folder}/pretrained.weights.h5")
-    results = fit(model, 1)
-    if ad is not None:
-        ad.checkpoint(f"{folder}/checkpoints", model=model).save()
-        model.save(f"{folder}/saved.keras")
-        model.save_weights(f"{folder}/saved.weights.h5")
-        model.export(f"{folder}/exported", verbose=False)
+    results = fit(model, 1) | use(model)
+    ad.checkpoint(f"{folder}/checkpoints", model=model).save()
+    model.save(f"{folder}/saved.keras")
+    model.save_weights(f"{folder}/saved.weights.h5")
+    model.export(f"{folder}/exported", verbose=False)
     return results
 
 
 def resume(ad: Any, folder: str) -> dict[str, Any]:
     """Continues the training of the Llama, from the checkpoint of another mesh."""
     model = llama()
-    if ad is None:
-        model.load_weights(f"{folder}/pretrained.weights.h5")
-        fit(model, 1)
-    else:
-        ad.checkpoint(f"{folder}/checkpoints", model=model).restore()
+    ad.checkpoint(f"{folder}/checkpoints", model=model).restore()
     return fit(model, 1)
 
 
 def other(ad: Any, folder: str) -> dict[str, Any]:
-    """Trains a Gemma."""
-    return fit(gemma(), 2)
+    """Trains a Gemma, and generates with it."""
+    model = gemma()
+    return fit(model, 2) | use(model)
 
 
-FUNCTIONS = [in_float64, made, llama, gemma, inputs, fit, begin, resume, other]
+FUNCTIONS = [in_float64, made, llama, gemma, inputs, fit, use, begin, resume, other]
 
 SCRIPT = """
 from typing import Any
@@ -145,10 +142,6 @@ def _float64() -> Iterator[None]:
     keras.config.set_floatx(before)
 
 
-def one_device(function: Callable[[Any, str], dict[str, Any]], folder: Path) -> dict[str, Any]:
-    return {f"{function.__name__}_{name}": value for name, value in function(None, str(folder)).items()}
-
-
 def on_mesh(path: Path, folder: Path, mesh: dict[str, int], cpus: int, runs: str) -> Training:
     """Runs functions on two workers; returns the run, which has ended."""
     strategy = {"builder": "Mesh", "mesh": mesh, "data": "batch"}
@@ -164,27 +157,29 @@ def on_mesh(path: Path, folder: Path, mesh: dict[str, int], cpus: int, runs: str
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that has trained a Llama from weights in a file, and saved it."""
+    """A run that has trained a Llama from weights in a file, and saved it; and the same model on one device."""
 
     folder: Path
     run: Training
+    expected: dict[str, Any]
+    alone: Any
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory, _float64: None) -> Begun:
     """Each worker has two devices, which differ on `model`; the layout map divides kernels over both workers too."""
     folder = tmp_path_factory.mktemp("folder")
-    given = llama()
-    given.set_weights([np.cos(np.arange(w.size) + w.ndim).reshape(w.shape) / 3 for w in given.get_weights()])
-    given.save_weights(folder / "pretrained.weights.h5")
+    alone = llama()
+    alone.set_weights([np.cos(np.arange(w.size) + w.ndim).reshape(w.shape) / 3 for w in alone.get_weights()])
+    alone.save_weights(folder / "pretrained.weights.h5")
     runs = "(begin, keras_hub.models.LlamaBackbone),"
-    return Begun(folder, on_mesh(tmp_path_factory.mktemp("run"), folder, {"batch": 2, "model": 2}, 4, runs))
+    run = on_mesh(tmp_path_factory.mktemp("run"), folder, {"batch": 2, "model": 2}, 4, runs)
+    return Begun(folder, run, fit(alone, 1) | use(alone), alone)
 
 
 def test_a_llama_from_a_file_trains_and_generates_as_on_one_device_and_its_files_have_its_weights(begun: Begun) -> None:
-    expected = one_device(begin, begun.folder)
-    begun.run.assert_kept(2, expected)
-    weights = [value for name, value in expected.items() if name.startswith("begin_weight")]
+    begun.run.assert_kept(2, named("begin", begun.expected))
+    weights = [value for name, value in begun.expected.items() if name.startswith("weight")]
     model = llama()
     model.optimizer.build(model.trainable_variables)
     for name in ("saved.weights.h5", "saved.keras"):
@@ -194,7 +189,7 @@ def test_a_llama_from_a_file_trains_and_generates_as_on_one_device_and_its_files
             np.testing.assert_allclose(one, value, rtol=1e-9, atol=1e-12)
     exported = tf.saved_model.load(begun.folder / "exported")  # it owns the variables
     served = exported.serve({name: tf.constant(value) for name, value in inputs(11).items()})
-    np.testing.assert_allclose(served, expected["begin_predicted"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(served, begun.expected["predicted"], rtol=1e-9, atol=1e-12)
 
 
 def test_a_checkpoint_of_one_mesh_continues_on_another_and_a_gemma_trains_as_on_one_device(
@@ -202,4 +197,10 @@ def test_a_checkpoint_of_one_mesh_continues_on_another_and_a_gemma_trains_as_on_
 ) -> None:
     runs = "(resume, keras_hub.models.LlamaBackbone), (other, keras_hub.models.GemmaBackbone)"
     run = on_mesh(tmp_path, begun.folder, {"batch": 1, "model": 2}, 2, runs)
-    run.assert_kept(2, one_device(resume, begun.folder) | one_device(other, begun.folder))
+    model = gemma()
+    run.assert_kept(2, named("resume", fit(begun.alone, 1)) | named("other", fit(model, 2) | use(model)))
+
+
+def named(function: str, results: dict[str, Any]) -> dict[str, Any]:
+    """Returns the results under the names that a function's have in `SCRIPT`."""
+    return {f"{function}_{name}": value for name, value in results.items()}

@@ -14,13 +14,20 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SPEC = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
 
+# A fork of a process has a generator of NumPy that was seeded, which AutoDist takes for the script's.
+UNSEEDED = """
+import numpy as np
+np.random.set_bit_generator(np.random.MT19937())
+"""
+
 EARLY = """
+import random
 import keras
+unshared = [random.random(), *np.random.normal(size=3)]
 early = keras.initializers.GlorotUniform()
 """
 
 SCRIPT = """
-import random
 drawn = [random.random(), *np.random.normal(size=3)]
 x = np.random.normal(size=(12, 3))
 
@@ -35,7 +42,7 @@ with ad.scope():
 seen = [*model.get_weights(), own.numpy(), taken.numpy(), tf.function(lambda: own * 2.0)().numpy()]
 loss = model.evaluate(x, x[:, :1], verbose=0)
 model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0)
-keep(drawn=drawn, x=x, loss=loss, **{f"seen{k}": one for k, one in enumerate(seen)})
+keep(unshared=unshared, drawn=drawn, x=x, loss=loss, **{f"seen{k}": one for k, one in enumerate(seen)})
 """
 
 SESSION = """
@@ -46,18 +53,18 @@ with tf.Graph().as_default(), ad.scope():
     train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean((x @ v) ** 2))
     session = ad.create_distributed_session()
     session.run(v1.global_variables_initializer())
-    keep(v=session.run(v), noise=session.run(noise))
+    keep(unshared=unshared, v=session.run(v), noise=session.run(noise))
     session.run(train, {x: np.full([4, 3], me + 1.0)})
 """
 
 
-@pytest.mark.parametrize("script, builder", [(SCRIPT, "AllReduce"), (SCRIPT, "PS"), (SESSION, "PS")])
+@pytest.mark.parametrize("script, builder", [(SCRIPT, "AllReduce"), (SESSION, "PS")])
 def test_all_workers_draw_and_initialise_alike_before_they_train(tmp_path: Path, script: str, builder: str) -> None:
-    # Forked processes would draw alike by themselves.
-    with Training(tmp_path, script, {**SPEC, "strategy": {"builder": builder}}, before=EARLY, is_forked=False) as run:
+    with Training(tmp_path, script, {**SPEC, "strategy": {"builder": builder}}, UNSEEDED + EARLY) as run:
         assert run.wait(120) == 0, run.stderr
         assert "different data" not in run.stderr
         chief, other = run.kept(0), run.kept(1)
+        assert not set(chief.pop("unshared")) & set(other.pop("unshared"))
         for name, value in chief.items():
             np.testing.assert_array_equal(other[name], value, err_msg=name)
         run.assert_gone()
@@ -86,10 +93,8 @@ keep(before=before, after=model.evaluate(x, y, verbose=0))
 def test_a_worker_that_evaluates_initial_values_of_its_own_names_them_once(
     tmp_path: Path, seed: str, is_told: bool
 ) -> None:
-    strategy = {"builder": "PS"}
-    with Training(
-        tmp_path, EVALUATED, {**SPEC, "strategy": strategy}, before=BUILT.format(seed=seed), is_forked=False
-    ) as run:
+    spec = {**SPEC, "strategy": {"builder": "PS"}}
+    with Training(tmp_path, EVALUATED, spec, UNSEEDED + BUILT.format(seed=seed)) as run:
         assert run.wait(120) == 0, run.stderr
         run.assert_gone()
     chief, other = run.kept(0), run.kept(1)

@@ -40,7 +40,6 @@ def mesh_of_tensors(workers: int, data: str | None = None) -> dict[str, object]:
 
 
 MACHINES = {
-    "mesh of tensors": mesh_of_tensors(4),
     "mesh of tensors on one": mesh_of_tensors(1),
     "mesh of slices of tensors on two": mesh_of_tensors(2, "data"),
     "stages": pipelines(2, micro_batches=MICRO_BATCHES, schedule="1F1B", recompute=True),

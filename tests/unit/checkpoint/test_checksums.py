@@ -78,14 +78,18 @@ def test_text_without_a_checksum_is_refused(text):
 
 @pytest.mark.processes
 def test_checksums_are_computed_after_the_end_of_a_script_too(tmp_path):
-    code = (
-        "import atexit, sys\nfrom autodist.checkpoint.files import checksum, checksums\n"
+    code = (  # the module alone, without the package, which imports TensorFlow
+        "import atexit, sys\nsys.path.insert(0, sys.argv.pop(1))\nfrom files import checksum, checksums\n"
         "atexit.register(lambda: print(checksums(sys.argv[1:]) == {path: checksum(path) for path in sys.argv[1:]}))"
     )
     paths = [str(tmp_path / name) for name in "abc"]
     for path in paths:
         Path(path).write_text(path)
     ended = subprocess.run(
-        [sys.executable, "-c", code, *paths], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code, str(Path(module.__file__).parent), *paths],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert ended.stdout == "True\n", ended.stderr
