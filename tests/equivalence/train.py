@@ -38,7 +38,6 @@ def main() -> None:
     parser.add_argument("--unseeded", action="store_true", help="set no seed anywhere")
     parser.add_argument("programs", nargs="+")
     arguments = parser.parse_args()
-    gc.freeze()  # nor is it gone through with each program
     gc.enable()
     keras.config.set_floatx("float64")
     if arguments.cores is not None:
@@ -49,6 +48,7 @@ def main() -> None:
         *strategy, name = word.split(":")
         if strategy:
             builder.take(*strategy)
+        gc.freeze()  # neither what was imported nor what earlier programs left is gone through again
         keras.utils.clear_session()  # names of layers are counted from 0 again
         if not arguments.unseeded:
             keras.utils.set_random_seed(SEED)
