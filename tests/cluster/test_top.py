@@ -69,8 +69,11 @@ def test_the_view_in_a_terminal_follows_the_run_until_ctrl_c(tmp_path: Path, ter
             shown.extend(os.read(ours, 1 << 16))
         return text in shown
 
-    command = [sys.executable, "-m", "autodist", "top", str(folder)]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"})
+    # By its name, since a long path would break the line that is looked for.
+    command = [sys.executable, "-m", "autodist", "top", folder.name]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=os.environ | {"TERM": "xterm"}
+    )
     try:
         assert within(30, lambda: shows(b": step 10,")), shown
         append(folder, line(20))
