@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.reading.ended_iterators import destroy_aside
 from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
 
@@ -37,35 +38,48 @@ def quick_read(iterator: Iterator[Any]) -> Read | None:
     """Returns a function that reads the next element like `next(iterator)`, without a reference to the iterator.
 
     TensorFlow computes the structure of the element again for each element, which for small batches takes longer than
-    reading it.
+    reading it. A data set's iterator is destroyed in the background once neither it nor the function is used.
 
     Returns:
         A function that raises StopIteration at the end of the data, and TensorFlow's errors. None: use `next`, since
         the iterator is not a data set's, or its elements are not tensors.
     """
-    if not isinstance(iterator, tf.data.Iterator) or not tf.config.experimental.get_synchronous_execution():
+    if not isinstance(iterator, tf.data.Iterator):
         return None
-    spec = iterator.element_spec
+    resource, spec = tf.nest.flatten(iterator, expand_composites=True), iterator.element_spec
     specs = tf.nest.flatten(spec)
-    if any(type(one) is not tf.TensorSpec for one in specs):
+    are_tensors = all(type(one) is tf.TensorSpec for one in specs)
+    if not are_tensors or not tf.config.experimental.get_synchronous_execution():
+        destroy_aside(iterator, resource)
         return None
-    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     types, shapes = [one.dtype for one in specs], [one.shape for one in specs]
     pack = _packer(spec)
 
     def read() -> Any:
         try:
-            tensors = tf.raw_ops.IteratorGetNext(iterator=resource, output_types=types, output_shapes=shapes)
+            tensors = tf.raw_ops.IteratorGetNext(iterator=resource[0], output_types=types, output_shapes=shapes)
         except tf.errors.OutOfRangeError:
             raise StopIteration from None
         return pack(tensors)
 
+    destroy_aside(read, resource)
     return read
 
 
 def reading(iterator: Iterator[Any]) -> Read:
     """Returns a function that reads the next element like `next(iterator)`, the fast one if possible."""
     return quick_read(iterator) or iterator.__next__
+
+
+def elements_of(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Yields the elements of an iterator, read as by `reading`."""
+    read = reading(iterator)
+    while True:
+        try:
+            element = read()
+        except StopIteration:
+            return
+        yield element
 
 
 def _packer(spec: Any) -> Callable[[list[tf.Tensor]], Any]:

@@ -22,7 +22,7 @@ from autodist.batch.examples import Share, length_of, share_of, slice_rows
 from autodist.errors import AutoDistError, ClusterError
 from autodist.logs.formatting import words_of
 from autodist.reading.batch_sharding import PartsIterator
-from autodist.reading.data_sets import all_of, kind_of
+from autodist.reading.data_sets import all_of, elements_of, kind_of
 
 MOST_AHEAD = 64
 """Largest number of parts that a worker has read when it announces them."""
@@ -197,7 +197,7 @@ class FilesIterator(PartsIterator):
         return ClusterError(f"{self._files.names[int(worker)]} cannot read its files: {text}")
 
     def _parts_of(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
+        for batch in elements_of(batches):
             rows = self._rows_of(batch)
             self._full = max(self._full, rows)
             start = 0

@@ -16,7 +16,7 @@ import tensorflow as tf
 from autodist.batch.examples import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import GlobalBatch, ReadBatch, Reading, global_batch_of
-from autodist.reading.data_sets import begins_within
+from autodist.reading.data_sets import begins_within, elements_of
 from autodist.reading.element_sharding import reading_own
 from autodist.reading.file_sharding import ShardedFiles, sharding_changed
 from autodist.runtime.draws import Draws
@@ -209,7 +209,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def _skip_iteration(self, is_read: bool) -> None:
         """Runs an iteration until its shuffle orders are drawn, and waits until its prefetch has ended."""
-        batches = iter(self._source)
+        batches = elements_of(iter(self._source))
         next(batches, None)
         if is_read:
             deque(batches, maxlen=0)
@@ -288,7 +288,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
 
 def _with_whole_batches(batches: Iterator[Any]) -> Iterator[ReadBatch]:
-    for batch in batches:
+    for batch in elements_of(batches):
         yield batch, global_batch_of(batches)
 
 
