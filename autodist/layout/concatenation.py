@@ -27,7 +27,7 @@ from autodist.layout.facts import (
     elements_of,
     form_of,
 )
-from autodist.layout.kinds import Elements
+from autodist.layout.lengths import Length, is_same_length, length, plus
 from autodist.layout.movement import CONCATENATED
 from autodist.layout.op_context import OpContext, Rule
 from autodist.layout.sampling import put_behind
@@ -51,14 +51,15 @@ def _concat(ctx: OpContext, indices: Sequence[int], axis_index: int) -> Fact | l
     if special is not None:
         return special
     forms = [form_of(ctx.facts[index]) for index in indices]
-    alike = _concat_counts(ctx, forms, axis) or _common_layout(ctx, forms)
+    counted = _concat_counts(ctx, forms, axis)
+    if counted is not None:
+        return counted
+    alike = _common_layout(ctx, forms)
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
     rule = factor_rule(ctx)
     if rule is None:
         return ctx.unknown("the axis along which it concatenates tensors is not known")
-    if isinstance(alike.rows.count.of, Elements) and alike.rows.count.of.tensor == ctx.named():
-        return alike
     if rule.factor(indices[0], alike.rows.axis) is not None:
         return by_factors(ctx)
     return _stacked_rows(ctx, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
@@ -77,24 +78,39 @@ def _concat_special(ctx: OpContext, indices: Sequence[int], axis: int | None) ->
 
 def _stacked_rows(ctx: OpContext, form: Form, parts: list[Sharded]) -> Fact:
     """Concatenates along the batch axis: sums and means remain valid, the order of the rows changes."""
-    sizes = [part.per for part in parts if part.per is not None]
-    if len(sizes) < len(parts):
+    if any(part.per is None for part in parts):
         return ctx.unknown("it concatenates batches, and the number of rows per example is not known")
-    order = (CONCATENATED, *((part.per, part.order) for part in parts))
     assert form.rows is not None
-    return replace(form, base=replace(form.rows, per=sum(sizes, Fraction(0)), order=order))
+    return replace(form, base=joined(ctx, parts, form.rows.axis))
+
+
+def joined(ctx: OpContext, parts: Sequence[Sharded], axis: int) -> Sharded:
+    """Returns the rows of parts one behind the other along an axis.
+
+    Parts counted differently are counted together, equally in each concatenation of parts with these lengths.
+    """
+    parts = [replace(part, axis=0) for part in parts]
+    if len(parts) == 1:
+        return replace(parts[0], axis=axis)
+    order = (CONCATENATED, *parts)
+    sizes = [part.per for part in parts if part.per is not None]
+    if len(sizes) == len(parts) and len({part.count for part in parts}) == 1:
+        return Sharded(axis, parts[0].count, sum(sizes, Fraction(0)), order)
+    named = ctx.named()
+    if len(sizes) == len(parts):
+        named = ctx.scope.same_as(("joined", *((part.count, part.per) for part in parts)), named)
+    return replace(elements_of(named), axis=axis, order=order)
 
 
 def _concat_counts(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact], axis: int | None) -> Form | None:
-    """Concatenates rows of examples with rows counted differently, such as masked tokens, under a new count."""
+    """Concatenates rows of examples with rows counted differently, such as those of another data set."""
     known = [form for form in forms if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0]
     if axis != 0 or len(known) < len(forms) or len({form.factors for form in known}) != 1:
         return None
     if len({form.rows.count for form in known if form.rows}) == 1:
         return None
-    order = (CONCATENATED, *((form.rows.count, form.rows.order) for form in known if form.rows))
-    counted = replace(elements_of(ctx.named()), order=order)
-    return Form(counted, known[0].factors, next((form.mixed_at for form in known if form.mixed_at), None))
+    together = joined(ctx, [form.rows for form in known if form.rows], 0)
+    return Form(together, known[0].factors, next((form.mixed_at for form in known if form.mixed_at), None))
 
 
 def _common_layout(ctx: OpContext, forms: list[Form | Statistic | UnknownFact]) -> Form | Statistic | UnknownFact:
@@ -192,7 +208,7 @@ def _split(ctx: OpContext, data: int, number: int) -> Fact | list[Fact]:
     beside = with_result_axis(ctx, form, data)
     if isinstance(beside, Form) or factor_rule(ctx) is None:
         return [beside] * number
-    parts = _unstacked(form, number) if ctx.node.op == "Split" else None
+    parts = _unstacked(form, number) if ctx.node.op == "Split" else _split_at_lengths(ctx, form)
     apart = ctx.unknown("it splits the batch axis")
     sizes = ctx.elements(1) if ctx.node.op == "SplitV" else None
     if any(size not in (None, -1) for size in sizes or ()):
@@ -213,12 +229,50 @@ def _parts_of_dims(ctx: OpContext, dims: Dims) -> list[Fact]:
 
 def _unstacked(form: Form, number: int) -> list[Form] | None:
     """Returns the parts of a concatenation if it is split exactly at the boundaries of its inputs, else None."""
-    order = form.rows.order if form.rows else ()
-    parts = [part for part in order[1:] if isinstance(part, tuple)]
-    if order[:1] != (CONCATENATED,) or len(parts) != number or len({part[0] for part in parts}) != 1:
+    parts = _parts_of(form.rows)
+    if form.rows is None or len(parts) != number or len({(part.count, part.per) for part in parts}) != 1:
         return None
-    assert form.rows is not None
-    return [replace(form, base=replace(form.rows, per=part[0], order=part[1])) for part in parts]
+    return [replace(form, base=replace(part, axis=form.rows.axis)) for part in parts]
+
+
+def _split_at_lengths(ctx: OpContext, form: Form) -> list[Form] | None:
+    """Returns the parts of a concatenation that is split by sizes at boundaries of its inputs, else None."""
+    number = ctx.number("num_split")
+    sizes = [length(ctx, 1, k) for k in range(number)]
+    ends = [*itertools.accumulate(sizes[:-1], plus), None]
+    if None in ends[:-1]:
+        return None
+    parts = [part_between(ctx, form, begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    known = [part for part in parts if part is not None]
+    return known if len(known) == number else None
+
+
+def part_between(ctx: OpContext, form: Form, begin: Length, end: Length) -> Form | None:
+    """Returns the rows of a concatenation from one boundary of its inputs to another one.
+
+    Args:
+        ctx: the op that selects them.
+        form: the form of the concatenation.
+        begin: the number of rows before them.
+        end: the number of rows up to their end; None: all.
+
+    Returns:
+        Their form; None if they are not known to begin and end at boundaries.
+    """
+    parts = _parts_of(form.rows)
+    bounds: list[Length] = [0, *itertools.accumulate((replace(part, order=()) for part in parts[:-1]), plus)]
+    first, last = (next((k for k, at in enumerate(bounds) if is_same_length(at, of)), None) for of in (begin, end))
+    last = len(parts) if end is None else last
+    if form.rows is None or first is None or last is None or first >= last:
+        return None
+    return replace(form, base=joined(ctx, parts[first:last], form.rows.axis))
+
+
+def _parts_of(rows: Sharded | None) -> list[Sharded]:
+    """Returns the parts of concatenated rows; none for other rows."""
+    order = rows.order if rows else ()
+    parts = [part for part in order[1:] if isinstance(part, Sharded)]
+    return parts if order[:1] == (CONCATENATED,) else []
 
 
 RULES: dict[str, Rule] = {

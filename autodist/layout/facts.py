@@ -37,7 +37,7 @@ class Sharded:
         count: the number of rows, up to a constant common to all replicas.
         per: rows per example, if known.
         order: empty while rows are in the order of the examples; else their arrangement. Rows of two tensors match only
-            if their orders are equal.
+            if their orders are equal. The order of concatenated rows lists their parts, as rows of a first axis.
     """
 
     axis: int

@@ -66,6 +66,8 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
         return _times(*_both(scope, sources, element, depth))
     if node.op in having(Trait.WHOLE_QUOTIENT):
         return whole_quotient(*_both(scope, sources, element, depth))
+    if node.op in ("AddV2", "Add"):
+        return plus(*_both(scope, sources, element, depth))
     if node.op == "Sub":
         return _minus(*_both(scope, sources, element, depth))
     if node.op == "ConcatOffset":
@@ -115,12 +117,26 @@ def is_same_length(left: Length, right: Length) -> bool:
     return isinstance(left, int) and left == right
 
 
+def plus(left: Length, right: Length) -> Length:
+    """Returns the sum of two lengths."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right
+    if isinstance(left, Sharded) and isinstance(right, Sharded):
+        if left.count != right.count or left.per is None or right.per is None:
+            return None
+        return Sharded(0, left.count, left.per + right.per)
+    return left if right == 0 else right if left == 0 else None
+
+
 def _minus(left: Length, right: Length) -> Length:
     """Returns the difference of two lengths."""
     if isinstance(left, int) and isinstance(right, int):
         return left - right
     if is_same_length(left, right):
         return 0
+    if isinstance(left, Sharded) and isinstance(right, Sharded) and left.count == right.count:
+        per = left.per - right.per if left.per is not None and right.per is not None else 0
+        return Sharded(0, left.count, per) if per > 0 else None
     return left if right == 0 else None
 
 

@@ -127,7 +127,7 @@ def tile(ctx: OpContext) -> Fact:
         return form
     if times is None or times < 1 or form.rows.per is None:
         return ctx.unknown("it repeats the batch an unknown number of times")
-    order = (CONCATENATED, *[(form.rows.per, form.rows.order)] * times)
+    order = (CONCATENATED, *[replace(form.rows, axis=0)] * times)
     return replace(form, base=replace(form.rows, per=form.rows.per * times, order=order))
 
 
@@ -137,8 +137,7 @@ def _tile_numbers(ctx: OpContext, positions: Positions, dims: Dims) -> Fact:
         entries = replace(positions.entries, per=positions.entries.per * dims.values[1])
         return replace(positions, entries=entries)
     if ctx.rank(0) == 1 and dims.forms[0].is_replicated:
-        part = (positions.entries.per, positions.entries.order)
-        rows = replace(positions.entries, per=None, order=(REPEATED, part))
+        rows = replace(positions.entries, per=None, order=(REPEATED, replace(positions.entries, axis=0)))
         return RowIndices(positions.within, Form(rows), positions.covers)
     return ctx.unknown("it repeats the indices of all rows")
 

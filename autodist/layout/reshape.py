@@ -127,7 +127,7 @@ def _with_count_of(ctx: OpContext, batch: Sharded, dims: Dims, before: tf.Tensor
 
 def _split_repetitions(ctx: OpContext, batch: Sharded, dims: Dims, before: tf.TensorShape) -> Sharded | None:
     """Returns the rows of a repeated batch once the repetitions have an axis of their own before the batch axis."""
-    parts = {part for part in batch.order[1:] if isinstance(part, tuple)}
+    parts = {part for part in batch.order[1:] if isinstance(part, Sharded)}
     if (
         batch.axis != 0
         or batch.order[:1] not in ((CONCATENATED,), (REPEATED,))
@@ -135,13 +135,13 @@ def _split_repetitions(ctx: OpContext, batch: Sharded, dims: Dims, before: tf.Te
         or len(dims.forms) < 2
     ):
         return None
-    [(per, order)] = parts
-    if per is None or _product(before.as_list()[1:]) != _product(list(dims.values[2:])):
+    [part] = parts
+    if part.per is None or _product(before.as_list()[1:]) != _product(list(dims.values[2:])):
         return None
     is_cut = batch.order[0] == CONCATENATED and dims.values[0] == len(batch.order) - 1
     is_cut = is_cut and (dims.values[1] == -1 or dims.forms[1] == count_of(batch))
-    if is_cut or is_length_of(ctx, 1, Sharded(0, batch.count, per), 1):
-        return replace(batch, axis=1, per=per, order=order)
+    if is_cut or is_length_of(ctx, 1, replace(part, order=()), 1):
+        return replace(part, axis=1)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.ops import sliced_axes
+from autodist.layout.concatenation import part_between
 from autodist.layout.entries import column
 from autodist.layout.factors import EXAMPLES
 from autodist.layout.facts import (
@@ -20,7 +21,7 @@ from autodist.layout.facts import (
     reordered,
     with_axis,
 )
-from autodist.layout.lengths import is_length_of
+from autodist.layout.lengths import is_length_of, length, plus
 from autodist.layout.movement import moving
 from autodist.layout.op_context import OpContext, Rule
 from autodist.layout.reshape import count_of
@@ -90,6 +91,12 @@ def _sliced_rows(ctx: OpContext, form: Form, entry: int, shrinks: bool) -> Fact:
     step = stride.values[entry] if stride is not None and not shrinks else None
     if starts and (to_end or ends_at_count) and step == 1:
         return form
+    first_row = 0 if from_start else length(ctx, 1, entry)
+    last_row = None if to_end else length(ctx, 2, entry)
+    if step == 1 and (to_end or last_row is not None):
+        part = part_between(ctx, form, first_row, last_row)
+        if part is not None:
+            return part
     if from_start and to_end and step == -1:
         return reordered(form, "reversed", ctx.node.name)
     first = 0 if from_start else begin.values[entry] if begin is not None else None
@@ -142,6 +149,11 @@ def _slice_rows(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
     to_end = size is not None and size[batch.axis] == -1
     if from_start and (to_end or is_length_of(ctx, 2, batch, batch.axis)):
         return form
+    end = plus(length(ctx, 1, batch.axis), length(ctx, 2, batch.axis))
+    if to_end or end is not None:
+        part = part_between(ctx, form, length(ctx, 1, batch.axis), None if to_end else end)
+        if part is not None:
+            return part
     first, number = (known[batch.axis] if known is not None else None for known in (begin, size))
     is_named = bool(first) or (number is not None and number != -1)
     return _by_position(ctx, batch, is_named, number if from_start else None)

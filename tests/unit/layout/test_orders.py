@@ -133,3 +133,52 @@ def test_rows_of_different_things_are_counted_together(case, feeds):
     assert kinds == [Mean(Elements("concat:0")), Sum()]
     assert isinstance(case.kind(both), Unknown)
     assert isinstance(case.kind(tf.reduce_mean(both * tf.concat([x, tf.boolean_mask(x, label > 0)], 0))), Unknown)
+
+
+def joined_parts(x, y, masked):
+    """Yields the parts of batches one behind the other, selected by their lengths, each with the batch that it is."""
+    n, m = tf.shape(x)[0], tf.shape(masked)[0]
+    three, unlike = tf.concat([x, y, x + y], 0), tf.concat([x, masked, y], 0)
+    yield from [(three[:n], x), (three[n : 2 * n], y), (three[n + n :], x + y), (three[3 * n - n :], x + y)]
+    yield from zip(tf.split(three[n:], 2), [y, x + y], strict=True)
+    yield from zip(tf.split(three, [n, n, n]), [x, y, x + y], strict=True)
+    yield from [
+        (tf.slice(three, [n, 0], [n, WIDTH]), y),
+        (tf.slice(three, [n, 0], [-1, WIDTH]), tf.concat([y, x + y], 0)),
+    ]
+    yield from [
+        (unlike[:n], x),
+        (unlike[n:], tf.concat([masked, y], 0)),
+        (tf.nn.relu(unlike)[n:][:m], tf.nn.relu(masked)),
+    ]
+
+
+def test_parts_of_joined_batches_are_the_batches_again(case, feeds):
+    x, y = tensor(case, "x"), tensor(case, "y")
+    masked = tf.boolean_mask(y, tensor(case, "label") > 0)
+    pairs = list(joined_parts(x, y, masked))
+    kinds = case.assert_joins([tf.reduce_sum(part * batch) for part, batch in pairs], feeds, SIZES)
+    assert kinds == [Sum()] * len(pairs)
+    assert not any(kind.mixed_at for kind in kinds)
+    means = [tf.reduce_mean(part) for part, _ in pairs]
+    assert not any(isinstance(kind, Unknown) for kind in case.assert_joins(means, feeds, SIZES))
+
+
+def test_rows_up_to_another_length_are_no_part(case):
+    x, y = tensor(case, "x"), tensor(case, "y")
+    n, m = tf.shape(x)[0], tf.shape(tf.boolean_mask(y, tensor(case, "label") > 0))[0]
+    two = tf.concat([x, y], 0)
+    assert all(
+        isinstance(case.kind(rows), Unknown)
+        for rows in [two[:m], two[m:], two[1:], two[n // 2 : n], *tf.split(two, [m, 2 * n - m])]
+    )
+
+
+def test_labels_joined_like_their_batches_match_them(case, feeds):
+    x, y = tensor(case, "x"), tensor(case, "y")
+    masked = tf.boolean_mask(y, tensor(case, "label") > 0)
+    of = [tf.ones_like(x), tf.zeros_like(masked)]
+    loss = tf.reduce_mean(tf.square(tf.concat([x, masked], 0) - tf.concat(of, 0)))
+    [kind] = case.assert_joins([loss], feeds, SIZES)
+    assert isinstance(kind, Mean)
+    assert not kind.mixed_at
