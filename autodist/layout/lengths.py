@@ -135,7 +135,7 @@ def _minus(left: Length, right: Length) -> Length:
     if is_same_length(left, right):
         return 0
     if isinstance(left, Sharded) and isinstance(right, Sharded) and left.count == right.count:
-        per = left.per - right.per if left.per is not None and right.per is not None else 0
+        per = left.per - right.per if left.per is not None and right.per is not None else Fraction(0)
         return Sharded(0, left.count, per) if per > 0 else None
     return left if right == 0 else None
 
