@@ -66,7 +66,7 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
         return _times(*_both(scope, sources, element, depth))
     if node.op in having(Trait.WHOLE_QUOTIENT):
         return whole_quotient(*_both(scope, sources, element, depth))
-    if node.op in ("AddV2", "Add"):
+    if node.op == "AddV2":
         return plus(*_both(scope, sources, element, depth))
     if node.op == "Sub":
         return _minus(*_both(scope, sources, element, depth))

@@ -131,7 +131,7 @@ class OpContext(OpView):
         if isinstance(fact, Dims):
             return fact
         value = self.constant(index)
-        if value is not None and value.ndim <= 1:
+        if value is not None and value.ndim <= 1 and value.dtype.kind in "iu":
             values = tuple(int(element) for element in value.reshape(-1))
             return Dims((REPLICATED,) * len(values), values, value.ndim == 0)
         shape = self.shape(index)

@@ -99,7 +99,8 @@ class OpView(ABC):
     def integers(self, index: int) -> Sequence[int | None] | None:
         """Returns the elements of an integer operand, None for unknown ones; None if their number is unknown."""
         value = self.constant(index)
-        return None if value is None else [int(element) for element in value.reshape(-1)]
+        is_integer = value is not None and value.dtype.kind in "iu"
+        return [int(element) for element in value.reshape(-1)] if value is not None and is_integer else None
 
     def rank(self, index: int) -> int | None:
         return self.shape(index).rank

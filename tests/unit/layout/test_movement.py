@@ -51,6 +51,8 @@ def test_layout(case, feeds):
             (s[:, ::-1, tf.newaxis, 2], PerExample(0)),
             (tf.slice(x, [0, 1], [-1, 2]), PerExample(0)),
             (tf.pad(x, [[0, 0], [1, 2]]), PerExample(0)),
+            (tf.math.exp(tf.pad(x, [[0, 0], [1, 2]], constant_values=-np.inf)), PerExample(0)),
+            (tf.pad(x, [[0, 0], [1, 2]], constant_values=np.nan), PerExample(0)),
             (tf.tile(x, [1, 2]), PerExample(0)),
             (tf.repeat(x, 2, 1), PerExample(0)),
             (tf.reverse(x, [1]), PerExample(0)),
