@@ -174,6 +174,9 @@ def verify_script(
             rounding = runs.rounding_of(reference, in_float64=True)
         except NoFloorError as error:
             no_floor = str(error)
+        if rounding is not None and FLOORS * rounding.floor > limit:
+            limit = FLOORS * rounding.floor
+            precision = f"in float64 and parts in a lower precision, whose rounding floor is {rounding.floor:.1e}"
     if rounding is not None and compared.first is not None:
         compared = compare(reference, other, limit, rounding.limits)
     of_other = _notes(other)
@@ -256,7 +259,7 @@ class _Runs:
             raise NoFloorError(NOT_PERMUTED)
         if in_float64 and not all(_notes(run)["has_permuted"] for run in permuted):
             raise NoFloorError("the step takes no batches that can be permuted")
-        return Rounding.of(reference, permuted, FLOAT64_LIMIT / FLOORS if in_float64 else ALONE)
+        return Rounding.in_float64(reference, permuted) if in_float64 else Rounding.of(reference, permuted, ALONE)
 
     def run(
         self, name: str, overrides: CliOverrides, in_float64: bool, is_reference: bool, permutation: int | None = None

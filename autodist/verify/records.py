@@ -207,6 +207,26 @@ class Rounding:
         rounding._require_unordered(within)
         return rounding
 
+    @classmethod
+    def in_float64(cls, reference: Path, permuted: Sequence[Path]) -> Rounding:
+        """Compares runs on one device in float64; a part of their step may round as float32 does.
+
+        TensorFlow's CTC loss does so with any dtype, and a layer or loss may cast to float32.
+
+        Raises:
+            NoFloorError: the order of the examples matters to the step.
+        """
+        try:
+            return cls.of(reference, permuted, FLOAT64_LIMIT / FLOORS)
+        except NoFloorError as error:
+            try:
+                coarse = cls.of(reference, permuted, ALONE)
+            except NoFloorError:
+                raise error from None
+            if max([coarse.floor, *(coarse.floors.get(name, 0.0) for name in coarse.numbers)]) > FLOORS * LAST_BIT:
+                raise
+            return coarse
+
     @property
     def floor(self) -> float:
         """The largest floor of a variable, slot or state that is not pure rounding error."""

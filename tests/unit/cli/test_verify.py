@@ -347,6 +347,18 @@ def test_a_step_to_which_the_order_matters_has_no_rounding_alone(
         Rounding.of(one, [two], within=1e-10)
 
 
+def test_parts_in_float32_raise_the_floor_of_a_step_in_float64(tmp_path: Path) -> None:
+    one = record(tmp_path / "one", THREE)
+    rounded = {"variable a": 1 + 4e-8, "variable b": 1 - 6e-8, "variable k": 2e-18, "output loss": 1 + 1e-7}
+    found = Rounding.in_float64(one, [record(tmp_path / "rounded", THREE | rounded)])
+    assert (found.floor, found.alone.keys()) == (pytest.approx(6e-8, rel=1e-3), {"variable k"})
+    fine = Rounding.in_float64(one, [record(tmp_path / "fine", THREE | {"variable a": 1 + 1e-12})])
+    assert fine.floor == pytest.approx(1e-12, rel=1e-3)
+    for name, changed in [("loss", {"output loss": 1.001}), ("variables", {"variable a": 1.001, "variable b": 1.001})]:
+        with pytest.raises(NoFloorError, match="trains something else"):
+            Rounding.in_float64(one, [record(tmp_path / name, THREE | changed)])
+
+
 def test_the_explanation_of_a_difference_under_a_pipeline_names_micro_batches(tmp_path: Path) -> None:
     one, two = (record(tmp_path / name, {"variable a": value}) for name, value in (("one", 1), ("two", 2)))
     notes = {"draws": ["RandomUniform"], "normalises": ["FusedBatchNormV3"]}
