@@ -176,11 +176,13 @@ class Sharing:
             raise UnevenBatchError(
                 f"the inputs of {self.step} have different numbers of rows along their batch axes ({counts}), and "
                 f"they, or the parts that {self.replicas} replicas get of them, do not fit one another: {fault}. If an "
-                "input does not have one row per example, set its batch_axis (None: every replica gets all of it)."
+                "input does not have one row per example, set its batch_axis (None: every replica gets all of it). If "
+                "the step takes rows by a constant batch size, use tf.shape(…)[0] in its place."
             )
         log.warning(
             "%s: its inputs have different numbers of rows (%s), and each is split by its own. If every replica should "
-            "get the whole of one, set its batch_axis to None.", self.step, counts, extra=ALIKE_EVERYWHERE,
+            "get the whole of one, set its batch_axis to None: for example of a graph's nodes and edges, if the edges "
+            "name nodes by their position.", self.step, counts, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
 

@@ -55,7 +55,8 @@ def test_a_step_trains_as_on_one_device(caplog):
     told = [r.getMessage() for r in caplog.records if "different numbers of rows" in r.getMessage()]
     assert told == [
         "step: its inputs have different numbers of rows (x has 24, z has 8, y has 8), and each is split by its own. "
-        "If every replica should get the whole of one, set its batch_axis to None."
+        "If every replica should get the whole of one, set its batch_axis to None: for example of a "
+        "graph's nodes and edges, if the edges name nodes by their position."
     ]
 
 
@@ -76,7 +77,7 @@ def test_one_replica_warns_of_nothing(caplog):
         ),
         (
             (8, 7, 6),
-            r"x has 8, z has 7, y has 6\), and they, or the parts .* do not fit one another.*7 and 6.*batch_axis",
+            r"x has 8, z has 7, y has 6\), and they, or the parts .* do not fit.*7 and 6.*batch_axis.*tf.shape",
         ),
     ],
 )
