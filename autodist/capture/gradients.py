@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.framework import ops  # the registry of gradients
 
-from autodist.capture.graphs import records_here
+from autodist.capture.graphs import is_in_branch, records_here
 from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
 from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, decompose
 from autodist.tf_compat.patches import (
@@ -134,7 +134,9 @@ class GradientNotes:
             ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
             with recording or nullcontext():
                 tensors, flat_weights = _weigh(tensors, flat_weights)
-                if self.decomposer is None or recording is not None:  # a tape has already recorded the targets' inputs
+                if is_in_branch(graph):  # no kernel sets seeds there, so the gradients keep the layout of the ops
+                    apart, points = tensors, ()
+                elif self.decomposer is None or recording is not None:  # a tape has recorded the targets' inputs
                     apart, points = decompose(tensors, ends)
                 else:
                     apart, points = self.decomposer.decompose(tensors, ends, seed, self.calls)

@@ -14,6 +14,11 @@ def is_of_function(graph: object) -> bool:
     return isinstance(graph, tf.__internal__.FuncGraph)
 
 
+def is_in_branch(graph: object) -> bool:
+    """Returns True for the graph of a branch or of a loop's body within a function."""
+    return is_of_function(graph) and is_of_function(graph.outer_graph)
+
+
 def records_here(in_functions: bool) -> bool:
     """Returns True while a graph of the kind to record in is built.
 

@@ -115,37 +115,38 @@ class Library:
         self,
         function: str,
         shapes: Sequence[tf.TensorShape],
-        handles: Sequence[tf.compat.v1.NodeDef | None],
+        nodes: Sequence[tf.compat.v1.NodeDef | None],
     ) -> Body:
         """Returns the body of a function for arguments of these shapes.
 
         Args:
             function: its name.
             shapes: of the arguments, from the caller.
-            handles: for an argument that is a variable's handle, the node that creates it. Without it, the shapes of
-                the variable's reads would be unknown.
+            nodes: for an argument that is a variable's handle or a constant integer, the node that creates it. Without
+                the handle, the shapes of the variable's reads would be unknown; without axes, so would the shapes of
+                gradients of sums over them.
         """
-        known = tuple(None if handle is None else handle.SerializeToString(deterministic=True) for handle in handles)
+        known = tuple(None if node is None else node.SerializeToString(deterministic=True) for node in nodes)
         key = (function, tuple(map(str, shapes)), known)
         if key not in self._bodies:
-            self._bodies[key] = self._make(self._definitions[function], shapes, handles)
+            self._bodies[key] = self._make(self._definitions[function], shapes, nodes)
         return self._bodies[key]
 
     def _make(
         self,
         definition: tf.compat.v1.FunctionDef,
         shapes: Sequence[tf.TensorShape],
-        handles: Sequence[tf.compat.v1.NodeDef | None],
+        nodes: Sequence[tf.compat.v1.NodeDef | None],
     ) -> Body:
         protos = [shape.as_proto() for shape in shapes]
         with self._function_graph.as_default():
             graph_def, flat = function_def_to_graph.function_def_to_graph_def(definition, protos)
         names = [argument.name for argument in definition.signature.input_arg]
-        known = {name: handle for name, handle in zip(names, handles, strict=True) if handle is not None}
+        known = {name: node for name, node in zip(names, nodes, strict=True) if node is not None}
         given = dict(zip(names, protos, strict=True))
         for node in graph_def.node:
             if node.name in known:
-                _replace_by_handle(node, known[node.name])
+                _replace_argument(node, known[node.name])
             elif node.name in given and node.attr["shape"].shape.unknown_rank:
                 node.attr["shape"].shape.CopyFrom(given[node.name])  # a `Defun` has no argument shapes
         outputs = [flat[definition.ret[output.name]] for output in definition.signature.output_arg]
@@ -153,13 +154,13 @@ class Library:
         return Body(graph_def, self._library, [f"{name}:0" for name in names], tensors)
 
 
-def _replace_by_handle(node: tf.compat.v1.NodeDef, handle: tf.compat.v1.NodeDef) -> None:
-    """Replaces a function's argument by the variable handle that the caller passes."""
-    name = node.name
-    node.CopyFrom(handle)
-    node.name = name
-    del node.input[:]
-    node.attr.pop("_class", None)
+def _replace_argument(argument: tf.compat.v1.NodeDef, made_by: tf.compat.v1.NodeDef) -> None:
+    """Replaces a function's argument by the variable handle or the constant that the caller passes."""
+    name = argument.name
+    argument.CopyFrom(made_by)
+    argument.name = name
+    del argument.input[:]
+    argument.attr.pop("_class", None)
 
 
 def leave(facts: Sequence[Fact], ctx: OpContext, tag: str) -> list[Fact]:

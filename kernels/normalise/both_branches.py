@@ -140,12 +140,17 @@ class BothBranches:
         return outputs, {h: either(f"{prefix}/{h}/after", predicate, then[1][h], other[1][h]) for h in before}
 
     def _body(self, function: str, captures: Sequence[str]) -> Body:
-        handles = [self._editor[node_of(g)] if node_of(g) in self._step.by_handle else None for g in captures]
-        shapes = [
-            tf.TensorShape([]) if handle else self._editor.spec(g).shape
-            for g, handle in zip(captures, handles, strict=True)
+        made_by = [self._editor[node_of(g)] for g in captures]
+        handles = [node.name in self._step.by_handle for node in made_by]
+        nodes = [
+            node if is_handle or (node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_integer) else None
+            for node, is_handle in zip(made_by, handles, strict=True)
         ]
-        return self._library.body(function, shapes, handles)
+        shapes = [
+            tf.TensorShape([]) if is_handle else self._editor.spec(g).shape
+            for g, is_handle in zip(captures, handles, strict=True)
+        ]
+        return self._library.body(function, shapes, nodes)
 
     # -- one branch ------------------------------------------------------------------------------------------------
 

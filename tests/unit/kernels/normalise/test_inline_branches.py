@@ -257,6 +257,33 @@ def by_what_the_step_wrote(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
         state.seen.assign_add(state.mean)
 
 
+def own_loss(state: State, x: tf.Tensor) -> tf.Tensor:
+    """A loss of Keras is the quotient of a sum and a count; the mean over classes lists its axes in a tensor."""
+    logits = tf.stack([x @ state.features[:, None], x @ tf.square(state.features)[:, None]], 1)[..., 0]
+    return keras.losses.BinaryCrossentropy(from_logits=True)(tf.ones_like(logits), logits)
+
+
+def follow(state: State, gradient: tf.Tensor) -> None:
+    state.mean.assign(0.9 * state.mean + 0.1 * tf.reduce_sum(tf.square(gradient)))
+    state.features.assign_sub(0.1 * gradient / (tf.sqrt(state.mean) + 0.01))
+
+
+def by_a_gradient_in_the_branch(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    if state.steps % 2 == 0:
+        with tf.GradientTape() as tape:
+            tape.watch(state.features)
+            own = own_loss(state, x)
+        follow(state, tape.gradient(own, state.features))
+
+
+def by_a_gradient_of_an_outer_tape(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        tape.watch(state.features)
+        own = own_loss(state, x)
+    if state.steps % 2 == 0:
+        follow(state, tape.gradient(own, state.features))
+
+
 def with_state(update: Callable[[State, tf.Tensor, tf.Tensor], object]) -> Callable[[tf.Tensor], tf.Tensor]:
     state = State()
     weight = tf.Variable(np.random.default_rng(0).normal(size=(4, 2)), name="weight")
@@ -276,7 +303,7 @@ def with_state(update: Callable[[State, tf.Tensor, tf.Tensor], object]) -> Calla
 
 UPDATES = [
     every_third_step, two_branches, one_within_the_other, by_the_loss, losses_that_are_no_numbers,
-    by_what_the_step_wrote,
+    by_what_the_step_wrote, by_a_gradient_in_the_branch, by_a_gradient_of_an_outer_tape,
 ]  # fmt: skip
 
 
