@@ -134,8 +134,9 @@ class GradientNotes:
             ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
             with recording or nullcontext():
                 tensors, flat_weights = _weigh(tensors, flat_weights)
+                points: tuple[DecompositionPoint, ...] = ()
                 if is_in_branch(graph):  # no kernel sets seeds there, so the gradients keep the layout of the ops
-                    apart, points = tensors, ()
+                    apart = tensors
                 elif self.decomposer is None or recording is not None:  # a tape has recorded the targets' inputs
                     apart, points = decompose(tensors, ends)
                 else:
