@@ -14,9 +14,9 @@ def is_of_function(graph: object) -> bool:
     return isinstance(graph, tf.__internal__.FuncGraph)
 
 
-def is_in_branch(graph: object) -> bool:
+def is_in_branch(graph: tf.Graph) -> bool:
     """Returns True for the graph of a branch or of a loop's body within a function."""
-    return is_of_function(graph) and is_of_function(graph.outer_graph)
+    return is_of_function(getattr(graph, "outer_graph", None))
 
 
 def records_here(in_functions: bool) -> bool:
