@@ -419,3 +419,8 @@ def rows_of(fact: Fact) -> Fact:
         case Permutation():
             return Form(fact.within)
     return fact
+
+
+def mixed_within(fact: Fact) -> str | None:
+    """Returns the node at which examples interact in a value, or in the elements of a list; None if there is none."""
+    return mixed_within(fact.element) if isinstance(fact, ListOf) and fact.element else getattr(fact, "mixed_at", None)

@@ -22,6 +22,7 @@ from autodist.layout.facts import (
     Unvisited,
     common_generator_state,
     form_of,
+    mixed_within,
 )
 from autodist.layout.op_context import OpContext, Rule, tensor_name
 
@@ -71,9 +72,9 @@ def _merge_branches(ctx: OpContext, facts: list[Fact], output: int) -> Fact:
 
 
 def join(ctx: OpContext, left: Fact, right: Fact) -> Fact:
-    """Returns the layout of a value that is either of two."""
+    """Returns the layout of a value that is either of two; examples interact in it if they do in one of them."""
     if left == right:
-        return left
+        return left if mixed_within(left) else right
     if isinstance(left, Unvisited) or isinstance(right, Unvisited):
         return left if isinstance(right, Unvisited) else right
     for fact in (left, right):
@@ -90,7 +91,7 @@ def join(ctx: OpContext, left: Fact, right: Fact) -> Fact:
         return state
     forms = form_of(left), form_of(right)
     if forms[0] == forms[1]:
-        return forms[0]
+        return forms[0] if mixed_within(forms[0]) else forms[1]
     if REPLICATED in forms:  # batch normalisation: moments of the batch in training, moving averages otherwise
         other = forms[1] if forms[0] == REPLICATED else forms[0]
         if isinstance(other, Statistic) or _is_mean(other):
@@ -118,9 +119,10 @@ def while_(ctx: OpContext) -> list[Fact]:
     for _ in range(_MAX_ITERATIONS):
         after = ctx.scope.call(ctx, body, state, ctx.inputs)
         joined = [_carried(ctx, old, new, index) for index, (old, new) in enumerate(zip(state, after, strict=True))]
-        if joined == state:
-            break
+        is_stable = joined == state and [*map(mixed_within, joined)] == [*map(mixed_within, state)]
         state = joined
+        if is_stable:
+            break
     else:
         return [ctx.unknown("the layouts of its loop variables do not converge", Recovery.BATCH_SHAPED)] * len(state)
     [again] = ctx.scope.call(ctx, condition, state, ctx.inputs)

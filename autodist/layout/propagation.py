@@ -29,6 +29,7 @@ from autodist.layout.facts import (
     common_generator_state,
     common_noise,
     form_of,
+    mixed_within,
     names_a_sum,
     rows,
 )
@@ -238,7 +239,12 @@ class Frame(GraphWalk[Fact]):
     def _assume(self, node: tf.compat.v1.NodeDef) -> Fact:
         return Unvisited()
 
+    def _differs(self, assumed: Fact, found: Fact) -> bool:
+        return assumed != found or (mixed_within(assumed) is None and mixed_within(found) is not None)
+
     def _correct(self, node: tf.compat.v1.NodeDef, assumed: Fact, found: Fact) -> Fact:
+        if assumed == found:  # apart from examples that interact
+            return found
         if isinstance(assumed, UnknownFact):  # it stays valid for every loop value
             return assumed
         if isinstance(assumed, Unvisited) and not names_a_sum(found):

@@ -53,6 +53,10 @@ class GraphWalk(ABC, Generic[F]):
     def _correct(self, node: tf.compat.v1.NodeDef, assumed: F, found: F) -> F:
         """Returns the assumption to go on with, after the value has been found to be different."""
 
+    def _differs(self, assumed: F, found: F) -> bool:
+        """Returns True if an assumption does not hold for the value found."""
+        return assumed != found
+
     def _in_cycle(self, node: tf.compat.v1.NodeDef) -> F:
         """Returns the fact of a node that depends on itself outside of a loop's next iteration."""
         raise ValueError(f"node '{node.name}' ({node.op}) depends on itself")
@@ -110,8 +114,8 @@ class GraphWalk(ABC, Generic[F]):
             self._evaluate_from([node_of(source)])
             found, assumed = self._output(source), self._assumed[name]
             self._checked.add(name)
-            corrected = assumed if found == assumed else self._correct(self._nodes[name], assumed, found)
-            if corrected != assumed:
+            corrected = self._correct(self._nodes[name], assumed, found) if self._differs(assumed, found) else assumed
+            if self._differs(assumed, corrected):
                 self._assumed[name] = corrected
                 self._checked.clear()
                 self._facts.clear()

@@ -52,6 +52,23 @@ def test_loops_keep_rows(case, feeds):
     check(case, feeds, [(grown, PerExample(0)), (scanned, PerExample(1)), (loss, MEAN)])
 
 
+def fitted(x: tf.Tensor, turns: int) -> tf.Tensor:
+    """Returns weights after steps of gradient descent on the examples of the shard."""
+    start = tf.constant([[0.1], [0.2], [0.3]], x.dtype)
+    gradient = lambda w: tf.reduce_mean(x * (x @ w), 0)[:, None]  # noqa: E731
+    return tf.while_loop(lambda i, w: i < turns, lambda i, w: (i + 1, w - 0.1 * gradient(w)), [0, start])[1]
+
+
+def test_examples_interact_in_a_mean_that_a_later_turn_combines_with_them(case):
+    x = tensor(case, "x")
+    flag = tf.compat.v1.placeholder_with_default(True, [], name="flag")
+    mean, moments = tf.reduce_mean(x, 0), fitted(x, 3)
+    chosen = [tf.cond(flag, lambda: mean, lambda: moments[:, 0]), tf.cond(flag, lambda: moments[:, 0], lambda: mean)]
+    assert [case.kind(t) for t in (moments, *chosen)] == [MEAN] * 3
+    assert all(case.kind(t).mixed_at is not None for t in (moments, *chosen))
+    assert case.kind(mean).mixed_at is None
+
+
 @pytest.mark.usefixtures("first_control_flow")
 def test_old_loops_keep_rows(case, feeds):
     x, s = tensor(case, "x"), tensor(case, "s")
@@ -61,6 +78,12 @@ def test_old_loops_keep_rows(case, feeds):
     chosen = tf.cond(flag, lambda: x, lambda: x * 2)
     check(case, feeds, [(grown, PerExample(0)), (scanned, PerExample(1)), (chosen, PerExample(0))])
     assert {"NextIteration", "Merge", "TensorArrayV3"} <= {op.type for op in case.graph.get_operations()}
+
+
+@pytest.mark.usefixtures("first_control_flow")
+def test_examples_interact_in_a_mean_of_an_old_loop(case):
+    kind = case.kind(fitted(tensor(case, "x"), 3))
+    assert isinstance(kind, Unknown) or kind.mixed_at is not None
 
 
 @pytest.mark.usefixtures("first_control_flow")
