@@ -100,6 +100,7 @@ def declare_seeds(step: CapturedStep, flows: GraphPropagation) -> None:
 
 
 def _declare_term(step: CapturedStep, flows: GraphPropagation, term: Term) -> None:
+    flows.declare_whole(term.value)
     kind = loss_kind(step, flows, term.tensor)
     if isinstance(kind, Mean | Unknown):
         flows.declare_share(term.seed, kind.weight if isinstance(kind, Mean) else Examples())

@@ -110,6 +110,14 @@ class GraphPropagation(Propagation):
         self._frame.follow(node)
         return self._frame.draws_within(node)
 
+    def declare_whole(self, tensor: str) -> None:
+        """Declares that a tensor holds the value of the whole batch on every replica.
+
+        Raises:
+            ValueError: propagation has already evaluated the tensor's node.
+        """
+        self._frame.declare(tensor_name(tensor), REPLICATED)
+
     def declare_share(self, tensor: str, weight: Weight | None) -> None:
         """Declares that a tensor holds each replica's share of the batch: its weight over the sum of all weights.
 

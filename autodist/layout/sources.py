@@ -19,7 +19,7 @@ def read_variable(ctx: OpContext) -> Fact:
 
 
 def pass_on(ctx: OpContext) -> Fact:
-    """Enter, LoopCond, RngReadAndSkip: the fact of the first input."""
+    """Enter, LoopCond, RngReadAndSkip, PlaceholderWithDefault: the fact of the first input."""
     return ctx.facts[0]
 
 
@@ -47,6 +47,7 @@ def leave_loop(ctx: OpContext) -> Fact:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(having(Trait.SOURCE | Trait.FED | Trait.REFERENCE | Trait.TABLE), same),
+    "PlaceholderWithDefault": pass_on,
     **dict.fromkeys(["LookupTableSizeV2", "LookupTableExportV2"], same),
     **dict.fromkeys(["ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"], read_variable),
     "RngReadAndSkip": pass_on,

@@ -101,6 +101,17 @@ def behind_a_step_of_descent(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean((made @ taught - x[:, 1:2]) ** 2)
 
 
+def behind_a_step_of_descent_on_a_loss_of_keras(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """The inner loss is a quotient of a sum and a count, whose parts have weights of their own at the top level."""
+    squared, taught = keras.losses.MeanSquaredError(), tf.constant([[0.5], [-0.3]], made.dtype)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(taught)
+            value = squared(x[:, :1], made @ taught)
+        taught -= 0.1 * tape.gradient(value, taught)
+    return squared(x[:, 1:2], made @ taught)
+
+
 LOSSES = [
     normalised_advantages,
     those_above_the_mean,
@@ -109,6 +120,7 @@ LOSSES = [
     beside_what_is_mapped_at_once,
     apart_from_the_means_of_classes,
     behind_a_step_of_descent,
+    behind_a_step_of_descent_on_a_loss_of_keras,
 ]
 
 

@@ -15,6 +15,7 @@ from tests.unit.layout.batches import MEAN, check, tensor
 def test_inputs_constants_and_variables(case, feeds):
     scale = tf.compat.v1.get_variable("scale", initializer=np.float64(2), use_resource=True)
     rate = tf.compat.v1.placeholder_with_default(np.float64(0.5), [], name="rate")
+    fed_or_computed = tf.compat.v1.placeholder_with_default(tf.reduce_sum(tensor(case, "x"), 1), [None])
     check(
         case,
         feeds,
@@ -24,6 +25,7 @@ def test_inputs_constants_and_variables(case, feeds):
             (rate * scale, Replicated()),
             (tensor(case, "x") * scale + rate, PerExample(0)),
             (tf.constant([1.0, 2.0]), Replicated()),
+            (fed_or_computed, PerExample(0)),
         ],
     )
 
