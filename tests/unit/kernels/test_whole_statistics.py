@@ -103,7 +103,7 @@ def behind_a_step_of_descent(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 def behind_a_step_of_descent_on_a_loss_of_keras(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """The inner loss is a quotient of a sum and a count, whose parts have weights of their own at the top level."""
-    squared, taught = keras.losses.MeanSquaredError(), tf.constant([[0.5], [-0.3]], made.dtype)
+    squared, taught = keras.losses.MeanSquaredError(dtype="float64"), tf.constant([[0.5], [-0.3]], made.dtype)
     for _ in range(2):
         with tf.GradientTape() as tape:
             tape.watch(taught)
