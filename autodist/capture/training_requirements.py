@@ -53,7 +53,8 @@ def require_synchronizable(noted: Sequence[RecordedGradientCall], calls: Sequenc
     if any(c.pairs for c in noted if is_of_function(c.graph) and c.graph.outer_graph is not None):
         raise CaptureError(
             "the step computes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move "
-            "the loop out of the step: call the step once for each batch."
+            "the loop out of the step: call the step once for each batch. Move tape.gradient out of the tf.cond; "
+            "optimizer.apply_gradients may stay in it."
         )
 
 

@@ -139,6 +139,8 @@ def _runs_of(step: PlacedStep, stages: Stages, writes: Sequence[str]) -> Iterato
 _OUT_OF_THE_BRANCH = (
     "Return the new value from tf.switch_case, the old one if nothing changes, and assign it; or use tf.cond."
 )
+_OUT_OF_THE_LOOP = "Use a loop of Python (range in place of tf.range), or call the step once for each iteration."
+_IN_PLACE_OF = {"Case": _OUT_OF_THE_BRANCH, **dict.fromkeys(having(Trait.LOOP), _OUT_OF_THE_LOOP)}
 
 
 def _take(editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Variable, run: _Run) -> StateChange:
@@ -149,7 +151,7 @@ def _take(editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Varia
             raise RewriteError(
                 f"the step writes {variable.name} by {op} ({write}) outside any optimizer's update, with values that "
                 "differ between replicas; only assign, assign_add and assign_sub can be combined. "
-                + (_OUT_OF_THE_BRANCH if op == "Case" else "Write the whole variable by one of these.")
+                + _IN_PLACE_OF.get(op, "Write the whole variable by one of these.")
             )
     before = _read(editor, variable, run)
     write = _write(editor, variable, run.label, [i for w in writes for i in editor[w].input if is_control(i)])
