@@ -22,10 +22,12 @@ from autodist.tf_compat.import_hooks import once_imported
 from autodist.tf_compat.patches import (
     CHECKPOINT_SAVE,
     LEGACY_SAVES,
+    MANAGER_FILES,
     SAVED_MODEL_SAVE,
     SAVER_SAVE,
     SAVES,
     Patch,
+    patched,
     put,
     replaced,
 )
@@ -108,7 +110,8 @@ def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable
 
     @functools.wraps(plain)
     def save(*args: Any, **kwargs: Any) -> Any:
-        path = signature.bind_partial(*args, **kwargs).arguments.get(parameter)
+        arguments = signature.bind_partial(*args, **kwargs).arguments
+        path = arguments.get(parameter)
         if _state.is_alone or not isinstance(path, str | os.PathLike):
             return plain(*args, **kwargs)
 
@@ -125,10 +128,22 @@ def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable
             found = write(f"{plain.__qualname__} {os.path.abspath(path)}", act)
         if leaves_files is not None and not has_written:
             leaves_files[1](os.path.abspath(path))
-        return os.fspath(path) if found is None and parameter == "file_prefix" else found
+        if has_written or parameter != "file_prefix":
+            return found
+        _list_in_manager(arguments.get("options"), os.fspath(path))
+        return os.fspath(path)
 
     setattr(save, _BY, write)
     return save
+
+
+def _list_in_manager(options: tf.train.CheckpointOptions | None, path: str) -> None:
+    """Adds a checkpoint that another worker has written to the list of a `CheckpointManager`, without its files."""
+    callbacks = (options.experimental_write_callbacks if options else None) or ()
+    lists = [c for c in callbacks if getattr(c, "__qualname__", "").startswith("CheckpointManager.")]
+    with patched(dict.fromkeys(MANAGER_FILES, lambda *_: None)):
+        for callback in lists:
+            callback(path)
 
 
 class _Writing(SessionInterface):

@@ -323,6 +323,10 @@ def _saves(package: tuple[str, str], names: dict[str, str]) -> list[Patch]:
 
 
 [CHECKPOINT_SAVE] = _saves(_TENSORFLOW, {"tensorflow:train.Checkpoint": "_write"})  # called by `save` and `write`
+MANAGER_FILES = [
+    Patch("tensorflow.python.checkpoint.checkpoint_management" + owner, name, _TENSORFLOW, "leaves files to the writer")
+    for owner, name in ((":CheckpointManager", "_record_state"), ("", "_delete_file_if_exists"))
+]
 [SAVER_SAVE] = _saves(_TENSORFLOW, {"tensorflow:compat.v1.train.Saver": "save"})
 [SAVED_MODEL_SAVE] = _saves(_TENSORFLOW, {f"{_TF}.saved_model.save": "save"})
 SAVES = _saves(_KERAS, {

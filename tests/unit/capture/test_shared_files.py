@@ -51,6 +51,14 @@ def test_a_checkpoint_is_asked_for_once_and_the_others_know_its_path(asked, tmp_
     assert not list(tmp_path.glob("other*"))
 
 
+def test_a_manager_lists_the_checkpoints_that_another_worker_has_written(asked, tmp_path):
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), tmp_path / "other", max_to_keep=2)
+    saved = [manager.save() for _ in range(3)]
+    assert saved == [str(tmp_path / "other" / f"ckpt-{k}") for k in (1, 2, 3)] and len(asked) == 3
+    assert manager.checkpoints == saved[1:] and manager.latest_checkpoint == saved[2]
+    assert not [*tmp_path.rglob("*ckpt*"), *tmp_path.rglob("checkpoint")]
+
+
 def test_models_are_asked_for_unless_this_worker_saves_alone(asked, tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.save(tmp_path / "model.keras")
