@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -106,6 +106,8 @@ class Folder:
     def unfinished(self) -> Iterator[str]:
         """Yields a temporary folder for a new checkpoint; removes incomplete checkpoints of earlier runs.
 
+        If the block raises, as on a full disk, nothing of its own checkpoint stays either, unless it is complete.
+
         Raises:
             CheckpointError: the folder cannot be written.
         """
@@ -117,6 +119,10 @@ class Folder:
             raise self._not_writable(error) from error
         try:
             yield made
+        except BaseException:
+            with suppress(OSError):  # the folder was removed, or is no longer writable
+                self._clean()
+            raise
         finally:
             shutil.rmtree(made, ignore_errors=True)
 
@@ -187,7 +193,12 @@ def digest(path: str) -> str:
 def _write(path: str, text: str) -> None:
     """Replaces a file; the text is on the disk before the file gets its name."""
     new = path + ".new"
-    with open(new, "w") as opened:
-        opened.write(text)
-    sync(new)
-    os.replace(new, path)
+    try:
+        with open(new, "w") as opened:
+            opened.write(text)
+        sync(new)
+        os.replace(new, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(new)
+        raise

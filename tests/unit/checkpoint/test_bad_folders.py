@@ -65,6 +65,7 @@ def test_a_side_file_that_finds_no_room_leaves_the_last_one(tmp_path):
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(CheckpointError, match="Free some space there"), files_of_at_most(20_000):
         checkpoint.save_with(lambda: Content(about={"told": "much" * 6_000}), step=2, background=False)
+    assert sorted(os.listdir(tmp_path)) == before
     assert checkpoint.restore() == 1 and checkpoint.latest == path
     checkpoint.save(step=3)
     assert len(os.listdir(tmp_path)) == len(before) + 4

@@ -32,7 +32,7 @@ def save(folder: Folder, number: int, keep: int = 3) -> str:
             prefix=prefix, tensor_names=["w"], shape_and_slices=[""], tensors=[tf.fill([100], float(number))]
         )
         path = folder.publish(prefix, number, {"step": number})
-    folder.keep(keep)
+        folder.keep(keep)
     return path
 
 
@@ -40,15 +40,15 @@ def saved_in(path: str | None) -> float:
     return float(tf.train.load_checkpoint(path).get_tensor("w")[0]) if path else 0.0
 
 
-def killing_at(count: int) -> types.SimpleNamespace:
-    """Returns `os` with functions that have no effect on files from call number `count` on."""
+def killing_at(count: int, error: type[BaseException] = KilledError, only: bool = False) -> types.SimpleNamespace:
+    """Returns `os` with functions that have no effect on files from call number `count` on, or in that call only."""
     left = [count]
 
     def wrapped(plain: Callable) -> Callable:
         def call(*args, **kwargs):
             left[0] -= 1
-            if left[0] < 0:
-                raise KilledError
+            if left[0] == -1 or (left[0] < 0 and not only):
+                raise error
             return plain(*args, **kwargs)
 
         return call
@@ -80,6 +80,26 @@ def test_a_kill_at_any_file_operation_leaves_the_last_checkpoint_readable(tmp_pa
         if killed.left[0] >= 0:
             break
     assert count >= 15 and found == {1.0, 2.0}
+
+
+def test_a_file_operation_that_fails_leaves_complete_checkpoints_alone(tmp_path, monkeypatch):
+    """As on a full disk, after which the run may end: nothing removes the rest later."""
+    for count in range(100):
+        folder = Folder(tmp_path / str(count))
+        save(folder, 1, keep=1)
+        failing = killing_at(count, OSError, only=True)
+        with monkeypatch.context() as patch:
+            for changed in (module, files):
+                patch.setattr(changed, "os", failing)
+            with contextlib.suppress(OSError, CheckpointError):
+                save(folder, 2, keep=1)
+        complete = {f"ckpt-{number}" for number in folder.numbers()}
+        names = set(os.listdir(folder.path)) - {"checkpoint"}
+        endings = (".data-00000-of-00001", ".index", ".json")
+        assert complete and names == {name + ending for name in complete for ending in endings}
+        if failing.left[0] >= 0:
+            break
+    assert count >= 15
 
 
 def test_a_kill_before_the_first_index_has_its_name_leaves_no_checkpoint(tmp_path, monkeypatch):
