@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from _sitebuiltins import Quitter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
@@ -23,9 +24,9 @@ _SIGNAL_ATTRIBUTE = "_autodist_comes_again"
 class ScriptEnd:
     """Records whether this process's script succeeds.
 
-    Python leaves an uncaught exception in `sys.last_value`. `sys.exit` is wrapped to record its argument if it may end
-    the script, unless the script catches its exception. A bare `raise SystemExit(3)` is not detected: only the exit
-    status of the process shows it.
+    Python leaves an uncaught exception in `sys.last_value`. `sys.exit`, `exit` and `quit` are wrapped
+    to record their argument if they may end the script, unless the script catches the exception. A bare
+    `raise SystemExit(3)` is not detected: only the exit status of the process shows it.
 
     Use `watch_script_end`, which creates the only instance of the process.
 
@@ -51,6 +52,8 @@ class ScriptEnd:
         self._ends_by: signal.Signals | None = None
         self._exit = sys.exit
         sys.exit = self._note_exit
+        self._quit = Quitter.__call__
+        Quitter.__call__ = lambda quitter, code=None: self._note(self._quit, quitter, code)
         self._thread_hook = threading.excepthook
         threading.excepthook = self._note_thread
         self._ignored_hook = sys.unraisablehook
@@ -160,14 +163,18 @@ class ScriptEnd:
             self._ignored_hook(about)
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
+        self._note(self._exit, status)
+
+    def _note(self, leave: Callable[..., NoReturn], *arguments: Any) -> NoReturn:
+        """Calls a function that raises SystemExit, and records the last argument, the status."""
         # `sys.exit` in another thread ends only the thread, and Python ignores it in an exit handler.
         may_end_the_script = _is_main_thread() and not _is_after_the_script(sys._getframe())
         try:
-            self._exit(status)
+            leave(*arguments)
         except SystemExit as error:
             if may_end_the_script:
                 self._exits += 1
-                self._exit_argument = status
+                self._exit_argument = arguments[-1]
                 error.__dict__["_goes"] = _DeletionWatcher(functools.partial(self._forget_exit, self._exits))
             raise
 
