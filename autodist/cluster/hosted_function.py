@@ -38,6 +38,11 @@ class FunctionEnd:
         """True if the function, or the run, has failed."""
         return self.raised is not None
 
+    @property
+    def is_held(self) -> bool:
+        """False: the process goes on after the function in any case."""
+        return False
+
     def note(self, error: BaseException) -> None:
         """Records an error, unless there was one before."""
         self.raised = self.raised or error

@@ -71,6 +71,14 @@ class ScriptEnd:
         """The uncaught exception that ends the script; None if there is none."""
         return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
+    @property
+    def is_held(self) -> bool:
+        """True if an exception has ended the script, and a thread or an exit handler keeps the process from ending."""
+        main = threading.main_thread().ident
+        return self.raised is not None and _is_after_the_script(
+            None if main is None else sys._current_frames().get(main)
+        )
+
     def was_told_to_end_since(self, moment: float) -> bool:
         """Returns True if a signal that ends the process has been received.
 

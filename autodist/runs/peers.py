@@ -75,6 +75,7 @@ class Peers:
         failure: failure of another worker; None until the chief detects one.
         is_raised: True if the script has seen that failure raised.
         on_leaving: called on the chief, from another thread, with the name of a worker that has received SIGTERM.
+        on_observed: called whenever the chief observes this worker's progress, from another thread.
         starts_again: called on the chief, at the end; returns True if the processes are to join another start.
     """
 
@@ -99,6 +100,7 @@ class Peers:
         self.call_mismatch: tuple[str, str] | None = None
         self.failure: WorkerFailedError | None = None
         self.on_leaving: Callable[[str], None] = lambda worker: None
+        self.on_observed: Callable[[], None] = lambda: None
         self.starts_again: Callable[[], bool] = lambda: False
         self._lines_at_failure = 0
         self.is_raised = False
@@ -249,6 +251,7 @@ class Peers:
 
     def _progress(self) -> Progress:
         """Returns the state of this worker's script."""
+        self.on_observed()
         if self._ended_at is not None:
             return Progress.of_this_process(Doing.DONE, self._ended_at)
         joins_since = self._joins_since

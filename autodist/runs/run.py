@@ -16,7 +16,7 @@ from autodist.cluster.hosted_function import HostedFunction
 from autodist.cluster.script_client import ScriptClient
 from autodist.cluster.timeouts import processor_share
 from autodist.cluster.worker_client import WorkerClient
-from autodist.errors import AutoDistError, ClusterError, StrategyError
+from autodist.errors import ClusterError, StrategyError
 from autodist.graph.devices import home_of
 from autodist.logs.formatting import words_of
 from autodist.placement.group import Place
@@ -384,8 +384,7 @@ class Run:
 
     def _end_others(self, error: BaseException) -> None:
         """Ends the run on the other workers, which wait for a step that this worker's script has skipped."""
-        kind = ("autodist.errors." if isinstance(error, AutoDistError) else "") + type(error).__name__
-        reason = f"failed in a step ({kind}: {words_of(error)}), and its script went on"
+        reason = self.end.how_it_failed(error)
         if self.index == 0:
             self._peers.abort(f"the chief {reason}")
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -45,6 +46,9 @@ class CodeEnd(Protocol):
     @property
     def raised(self) -> BaseException | None: ...
 
+    @property
+    def is_held(self) -> bool: ...
+
     def end_by(self, number: signal.Signals) -> None: ...
 
 
@@ -84,6 +88,7 @@ class RunEnd:
         self._spec, self._is_chief, self._peers, self._failed_step = spec, is_chief, peers, failed_step
         self._await_updates, self._close_session, self._end_threads = await_updates, close_session, end_threads
         self.code_end: CodeEnd = watch_script_end()
+        peers.on_observed = self._note_if_held
         self._filters_log = is_chief  # other workers' agents filter their output all the time
         self._filters_stream = is_chief
         self._filter = ExitStack()
@@ -117,6 +122,24 @@ class RunEnd:
         """True if the script ends before its part of the run is done."""
         failed = self.code_end.is_bad or self.is_lost or self.joining is not None or bool(self._failed_step)
         return failed or self._is_interrupted
+
+    def _note_if_held(self) -> None:
+        """Records the script's exception if its process does not end, which the others would wait for."""
+        error = self.code_end.raised
+        if error is not None and not self._failed_step and self.code_end.is_held:
+            self._failed_step.note(error)
+
+    def how_it_failed(self, error: BaseException) -> str:
+        """Describes a worker that takes part in no later step, and has not ended either, for its failure's message."""
+        kind = ("autodist.errors." if isinstance(error, AutoDistError) else "") + type(error).__name__
+        if error is not self.code_end.raised:
+            return f"failed in a step ({kind}: {words_of(error)}), and its script went on"
+        threads = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+        held = ", ".join(f"thread {one.name}" for one in threads)
+        return (
+            f"has ended its script by an exception ({kind}: {words_of(error)}), but not its process, which waits for "
+            + (f"its {held} (a thread with daemon=True would not keep it)" if held else "an exit handler")
+        )
 
     @property
     def _is_interrupted(self) -> bool:

@@ -115,3 +115,25 @@ def test_a_record_that_one_worker_alone_cannot_read_ends_the_run(tmp_path: Path,
     assert f"autodist: localhost:1 {ending}" in said, said
     assert "could not correctly convert string: torn" in said[said.rindex(f"localhost:1 {ending}") :], said
     assert ("and its script went on; the other workers were stopped" in said) is survives, said
+
+
+HELD = """
+with ad.scope():
+    variable = tf.Variable([1.0, 2.0, 3.0])
+step = training(variable)
+for number in range(100):
+    if me == 1 and number == 2:
+        import threading, time
+        threading.Thread(target=time.sleep, args=(1000,), name="reader").start()
+        raise ValueError("bad")
+    step(np.ones((2, 3), np.float32))
+"""
+
+
+def test_a_worker_whose_process_stays_after_an_exception_ends_the_run(tmp_path: Path) -> None:
+    """Python waits for a thread of the script, for ever, before any exit handler."""
+    with Training(tmp_path, HELD, SPEC) as run:
+        assert run.wait(120) == 1
+        run.assert_gone(0)
+    headline = "localhost:1 has ended its script by an exception (ValueError: bad), but not its process, which waits "
+    assert f"autodist: {headline}for its thread reader" in run.stderr, run.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ class Script:
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None
+        self.is_held = False
         self.interrupted_at: float | None = None
         self.is_terminated = False
         self.uncaught: list[BaseException] = []
@@ -191,3 +193,42 @@ def test_a_step_that_failed_in_a_thread_is_told(script: Script, done: list[str])
     script.interrupted_at = 1.0
     with pytest.raises(ClusterError, match="a step failed in a thread of the script: AutoDistError: in a thread"):
         end.finish()
+
+
+def observed(end: RunEnd) -> FailedStepGuard:
+    """Has the chief observe the worker; returns its guard."""
+    end._peers.on_observed()
+    end._failed_step.close()
+    return end._failed_step
+
+
+def test_an_exception_counts_as_a_missed_step_once_it_has_ended_a_script_whose_process_stays(
+    script: Script, done: list[str]
+) -> None:
+    end, script.raised = end_of(done), ValueError("bad")
+    assert not observed(end)  # the script goes through `finally` blocks, or Python runs AutoDist's exit handler
+    script.is_held = True
+    assert observed(end).error is script.raised
+    assert end.how_it_failed(script.raised) == (
+        "has ended its script by an exception (ValueError: bad), but not its process, which waits for an exit handler"
+    )
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait, name="reader")
+    thread.start()
+    try:
+        assert "which waits for its thread reader (a thread with daemon=True" in end.how_it_failed(script.raised)
+    finally:
+        go.set()
+        thread.join()
+
+
+def test_a_step_that_was_missed_before_stays_the_reason(script: Script, done: list[str]) -> None:
+    end, script.is_held = end_of(done), True
+    assert not observed(end)
+    missed = CheckpointError("no space")
+    end._failed_step.note(missed)
+    script.raised = ValueError("bad")
+    assert observed(end).error is missed
+    assert end.how_it_failed(missed) == (
+        "failed in a step (autodist.errors.CheckpointError: no space), and its script went on"
+    )
