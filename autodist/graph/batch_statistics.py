@@ -15,6 +15,7 @@ from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
+from autodist.layout.linearity import find_linearity
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def find_statistics(
     """Returns the sums and means because of which replicas would not compute the loss of one device.
 
     They make the dependence of a loss on the batch unknown. A variance is one, and then its mean is returned too. In
-    covariances of features, they matter although the dependence of the loss on the batch is known.
+    covariances of features, and in cotangents that a `tf.custom_gradient` scales, they matter although the dependence
+    of the loss on the batch is known.
 
     Args:
         step: the step.
@@ -61,7 +63,27 @@ def find_statistics(
     if unknown:
         return met_behind(step, flows, unknown, is_left)
     begun = [node for node in _mixing(step, flows, parts) if not is_left(node) and _begins(step, flows, node)]
-    return _find_at_each(step, flows, begun, is_left) if begun else None
+    if begun:
+        return _find_at_each(step, flows, begun, is_left)
+    return _find_in_cotangents(step, flows, is_left) or None
+
+
+def _find_in_cotangents(
+    step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool]
+) -> dict[NodeInput, Statistic]:
+    """Returns the sums and means by which only the backward pass scales examples, as a `tf.custom_gradient` may."""
+    made = [g.tensors[-1] for g in step.gradients if isinstance(flows.kind(g.tensors[-1]), Unknown)]
+    if not made:
+        return {}
+    seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
+    statistics: dict[NodeInput, Statistic] = {}
+    for node in reach(map(node_of, made), step.graph_index.data.__getitem__):
+        inputs = inputs_of(step, node)
+        of_examples = any(seen.depends(one) and isinstance(flows.kind(one), PerExample) for one in inputs)
+        is_scaled = of_examples and isinstance(flows.kind(tensor(node)), Unknown) and not is_left(node)
+        if is_scaled and not any(seen.depends(one) and not isinstance(flows.kind(one), PerExample) for one in inputs):
+            statistics |= _find_at(step, flows, node, is_left)
+    return statistics
 
 
 def find_unknown(step: CapturedStep, flows: Propagation) -> list[str]:

@@ -123,6 +123,12 @@ class GradientReductions:
             self._reducer.note(pending)
 
     def _reduce_gradient(self, position: int, gradient: VariableGradient) -> PendingReduction:
+        if isinstance(self._reducer.flows.kind(gradient.tensors[-1]), Mean):
+            raise RewriteError(
+                f"the gradient of {gradient.variable}, {gradient.tensors[-1]}, is a mean over the examples, so that "
+                "those of the replicas do not add up to that of the whole batch. In a tf.custom_gradient, sum over the "
+                "examples (tf.reduce_sum); a mean of the loss divides their cotangents by the size of the batch."
+            )
         specs = [self._reducer.step.spec_of(t) for t in gradient.tensors]
         named = [self._reducer.parts.named(t, k) for k in range(self._reducer.count) for t in gradient.tensors]
         seeds = self._seeds[gradient.call]

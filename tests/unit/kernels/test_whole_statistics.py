@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.errors import RewriteError
 from autodist.graph.parts import PendingReductionKind
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
@@ -112,6 +114,17 @@ def behind_a_step_of_descent_on_a_loss_of_keras(made: tf.Tensor, x: tf.Tensor) -
     return squared(x[:, 1:2], made @ taught)
 
 
+def behind_gradients_scaled_by_a_root(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Only the backward pass uses the statistic."""
+    size = tf.sqrt(tf.reduce_mean(tf.square(x)))
+
+    @tf.custom_gradient
+    def reversed_gradient(z: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.identity(z), lambda upstream: -size * upstream
+
+    return tf.reduce_mean(tf.square(reversed_gradient(made) - 1.0))
+
+
 LOSSES = [
     normalised_advantages,
     those_above_the_mean,
@@ -121,6 +134,7 @@ LOSSES = [
     apart_from_the_means_of_classes,
     behind_a_step_of_descent,
     behind_a_step_of_descent_on_a_loss_of_keras,
+    behind_gradients_scaled_by_a_root,
 ]
 
 
@@ -142,6 +156,28 @@ def test_they_are_those_of_the_whole_batch(
     assert_same(train(captured, plan(captured.step, *shape), data), one_device(captured, step, data), 1e-10)
     logged = [message for message in caplog.messages if "sums or means of the batch with single examples" in message]
     assert len(logged) == 1 and not any("treated as a mean" in message for message in caplog.messages)
+
+
+def test_a_gradient_that_is_itself_a_mean_over_the_examples_is_refused() -> None:
+    weight = tf.Variable([[0.5], [0.2], [-0.3]], dtype=tf.float64, name="weight")
+
+    @tf.custom_gradient
+    def product(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        def backward(upstream: tf.Tensor, variables: list[tf.Variable]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            return upstream @ tf.transpose(weight), [tf.reduce_mean(x * upstream, 0)[:, None] for _ in variables]
+
+        return x @ weight, backward
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(product(x) - 1.0))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    batch = (np.random.default_rng(0).normal(size=(4, 3)),)
+    captured = capture(step, *batch, is_split=True)
+    with pytest.raises(RewriteError, match=r"the gradient of weight, .* is a mean over the examples"):
+        train(captured, plan(captured.step, 1, 2), [batch])
 
 
 def test_weights_of_losses_that_lengths_of_gradients_teach() -> None:
