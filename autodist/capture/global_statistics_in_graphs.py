@@ -21,7 +21,7 @@ from autodist.capture.graph_mode import handle_name, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
 from autodist.capture.session_resources import GETS
-from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
+from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_in_cotangents, find_statistics
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
 from autodist.graph.in_step_all_reduce import SUM_NAME
@@ -168,21 +168,33 @@ def warn_replica_statistics(step: CapturedStep, graph: tf.Graph, seeds: Collecti
     """Warns of sums and means in a loss that each replica takes over its own examples instead of the batch.
 
     Args:
-        step: the step that trains, with its batches.
+        step: the step that trains, with its batches. Its outputs are the gradients.
         graph: the graph of the step.
         seeds: seeds of the calls of `gradient` that train variables.
     """
     made = {op.name: op for op in graph.get_operations()}
     calls = [k for k, call in enumerate(step.gradient_calls) if call.seed in seeds]
-    left = find_statistics(step, flows_of(step), functools.partial(is_layers, made), calls)
+    flows, is_left = flows_of(step), functools.partial(is_layers, made)
+    left = find_statistics(step, flows, is_left, calls)
+
+    def lines(places: Iterable[NodeInput]) -> str:
+        return ", ".join(dict.fromkeys(line_of(made[place.node]) or place.node for place in _in_order(places)))
+
     if left:
-        lines = dict.fromkeys(line_of(made[place.node]) or place.node for place in _in_order(left))
         log.warning(
             "a loss combines sums or means of the batch with values of single examples (%s), and each replica takes "
             "those of its own examples: the training differs from one device's. They are the whole batch's if "
             "optimizer.minimize or tf.gradients makes the gradients outside of tf.cond and tf.while_loop, and each "
             "placeholder of a batch leaves its first axis open (None).",
-            ", ".join(lines), extra=ALIKE_EVERYWHERE,
+            lines(left), extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+    scales = find_in_cotangents(step, flows, step.outputs, is_left) if left is None else ()
+    if scales:
+        log.warning(
+            "the gradients of single examples are scaled by sums or means of the batch (%s), as a tf.custom_gradient "
+            "does, and each replica takes those of its own examples: the training differs from one device's. They are "
+            "the whole batch's in a step of ad.function.",
+            lines(scales), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
 

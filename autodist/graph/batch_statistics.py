@@ -65,14 +65,14 @@ def find_statistics(
     begun = [node for node in _mixing(step, flows, parts) if not is_left(node) and _begins(step, flows, node)]
     if begun:
         return _find_at_each(step, flows, begun, is_left)
-    return _find_in_cotangents(step, flows, is_left) or None
+    return find_in_cotangents(step, flows, [g.tensors[-1] for g in step.gradients], is_left) or None
 
 
-def _find_in_cotangents(
-    step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool]
-) -> dict[NodeInput, Statistic]:
+def find_in_cotangents(
+    step: CapturedStep, flows: Propagation, gradients: Iterable[str], is_left: Callable[[str], bool]
+) -> Statistics:
     """Returns the sums and means by which only the backward pass scales examples, as a `tf.custom_gradient` may."""
-    made = [g.tensors[-1] for g in step.gradients if isinstance(flows.kind(g.tensors[-1]), Unknown)]
+    made = [name for name in gradients if isinstance(flows.kind(name), Unknown)]
     if not made:
         return {}
     seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])

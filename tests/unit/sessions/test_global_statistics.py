@@ -116,6 +116,20 @@ def test_an_earlier_record_of_a_tape_is_named_with_its_line(caplog: pytest.LogCa
     ] == [True]
 
 
+def scaled_backwards(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    size = tf.sqrt(tf.reduce_mean(tf.square(x)))
+    reversed_gradient = tf.custom_gradient(lambda z: (tf.identity(z), lambda upstream: -size * upstream))
+    return tf.reduce_mean(tf.square(reversed_gradient(made) - 1.0))
+
+
+def test_statistics_that_only_scale_gradients_are_named_with_their_line(caplog: pytest.LogCaptureFixture) -> None:
+    train(autodist(), minimized(scaled_backwards), ROWS)
+    assert [
+        "gradients of single examples are scaled" in message and "test_global_statistics.py" in message
+        for message in warnings(caplog)
+    ] == [True]
+
+
 def test_a_batch_along_another_axis_than_the_first_open_one_is_refused() -> None:
     build = minimized(lambda made, x: deviation(tf.reduce_mean(made, 2), x))
     with pytest.raises(RewriteError, match="assumed to lie along the first axis that its placeholder leaves open"):
