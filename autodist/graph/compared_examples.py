@@ -129,9 +129,10 @@ class _Part:
         )
 
     def _is_of_layer(self, name: str) -> bool:
-        """Returns True for a value, other than a scalar, that is computed from trained variables alone."""
+        """Returns True for a value, other than a scalar or a shape, that is computed from trained variables alone."""
         is_shared = isinstance(self._flows.kind(name), Replicated) and node_of(name) in self._of_variables
-        return is_shared and self._step.spec_of(name).shape.num_elements() != 1
+        spec = self._step.spec_of(name)
+        return is_shared and not spec.dtype.is_integer and spec.shape.num_elements() != 1
 
     @cached_property
     def _forward(self) -> set[str]:
