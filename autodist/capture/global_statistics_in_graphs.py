@@ -191,9 +191,9 @@ def warn_replica_statistics(step: CapturedStep, graph: tf.Graph, seeds: Collecti
     scales = find_in_cotangents(step, flows, step.outputs, is_left) if left is None else ()
     if scales:
         log.warning(
-            "the gradients of single examples are scaled by sums or means of the batch (%s), as a tf.custom_gradient "
-            "does, and each replica takes those of its own examples: the training differs from one device's. They are "
-            "the whole batch's in a step of ad.function.",
+            "the gradients of single examples are combined with sums or means of the batch (%s), as a "
+            "tf.custom_gradient may, and each replica takes those of its own examples: the training differs from one "
+            "device's. They are the whole batch's in a step of ad.function.",
             lines(scales), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 

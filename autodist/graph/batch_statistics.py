@@ -71,12 +71,21 @@ def find_statistics(
 def find_in_cotangents(
     step: CapturedStep, flows: Propagation, gradients: Iterable[str], is_left: Callable[[str], bool]
 ) -> Statistics:
-    """Returns the sums and means by which only the backward pass scales examples, as a `tf.custom_gradient` may."""
+    """Returns the sums and means that only the backward pass combines with examples, as a `tf.custom_gradient` may.
+
+    It scales the examples' cotangents by them, for instance. Those of the cotangents themselves are left out. The
+    result is empty if examples see one another before a loss, as in layers of batch normalisation: the backward pass
+    combines them there, too.
+    """
+    gradients, calls = list(gradients), range(len(step.gradient_calls))
+    if any(_is_mixed(flows.kind(name)) for name in _differentiated_parts(step, flows, calls)):
+        return {}
     made = [name for name in gradients if isinstance(flows.kind(name), Unknown)]
-    if not made:
+    mixing = met_mixing(step, flows, gradients, is_left)
+    if not made and not mixing:
         return {}
     seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
-    statistics: dict[NodeInput, Statistic] = {}
+    statistics = {at: one for at, one in mixing.items() if not seen.depends(inputs_of(step, at.node)[at.index])}
     for node in reach(map(node_of, made), step.graph_index.data.__getitem__):
         inputs = inputs_of(step, node)
         of_examples = any(seen.depends(one) and isinstance(flows.kind(one), PerExample) for one in inputs)

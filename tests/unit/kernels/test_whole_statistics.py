@@ -125,6 +125,12 @@ def behind_gradients_scaled_by_a_root(made: tf.Tensor, x: tf.Tensor) -> tf.Tenso
     return tf.reduce_mean(tf.square(reversed_gradient(made) - 1.0))
 
 
+def behind_gradients_of_centred_examples(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    rows = x[:, :1] - tf.reduce_mean(x[:, :1])
+    scaled = tf.custom_gradient(lambda z: (tf.identity(z), lambda upstream: rows * upstream))
+    return tf.reduce_mean(tf.square(scaled(made) - 1.0))
+
+
 LOSSES = [
     normalised_advantages,
     those_above_the_mean,
@@ -135,6 +141,7 @@ LOSSES = [
     behind_a_step_of_descent,
     behind_a_step_of_descent_on_a_loss_of_keras,
     behind_gradients_scaled_by_a_root,
+    behind_gradients_of_centred_examples,
 ]
 
 
