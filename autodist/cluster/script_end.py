@@ -24,9 +24,9 @@ _SIGNAL_ATTRIBUTE = "_autodist_comes_again"
 class ScriptEnd:
     """Records whether this process's script succeeds.
 
-    Python leaves an uncaught exception in `sys.last_value`. `sys.exit`, `exit` and `quit` are wrapped
-    to record their argument if they may end the script, unless the script catches the exception. A bare
-    `raise SystemExit(3)` is not detected: only the exit status of the process shows it.
+    Python leaves an uncaught exception in `sys.last_value`. `sys.exit`, `exit` and `quit` are wrapped to record their
+    argument if they may end the script, unless the script catches the exception. A bare `raise SystemExit(3)` is not
+    detected: only the exit status of the process shows it.
 
     Use `watch_script_end`, which creates the only instance of the process.
 
@@ -53,7 +53,7 @@ class ScriptEnd:
         self._exit = sys.exit
         sys.exit = self._note_exit
         self._quit = Quitter.__call__
-        Quitter.__call__ = lambda quitter, code=None: self._note(self._quit, quitter, code)
+        setattr(Quitter, "__call__", lambda quitter, code=None: self._note(self._quit, quitter, code))  # noqa: B010
         self._thread_hook = threading.excepthook
         threading.excepthook = self._note_thread
         self._ignored_hook = sys.unraisablehook
