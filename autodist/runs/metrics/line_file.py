@@ -30,8 +30,10 @@ class LineFile:
         """Appends a line in one write, so that a process that is killed leaves whole lines.
 
         Raises:
-            OSError: it cannot be written, or only a part of it.
+            OSError: it cannot be written, or only a part of it; or the file was removed.
         """
+        if os.fstat(self._descriptor).st_nlink == 0:
+            raise FileNotFoundError(f"{self._path} was removed")
         content = line.encode() + b"\n"
         written = os.write(self._descriptor, content)
         if written < len(content):

@@ -41,3 +41,12 @@ def test_a_line_that_is_written_in_part_is_an_error(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="only 2 of 3 bytes"):
         file.add("ab")
     file.close()
+
+
+def test_a_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "file")
+    file.add("a")
+    (tmp_path / "file").unlink()
+    with pytest.raises(FileNotFoundError, match="file was removed"):
+        file.add("b")
+    file.close()
