@@ -149,9 +149,10 @@ def _slice_rows(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
     to_end = size is not None and size[batch.axis] == -1
     if from_start and (to_end or is_length_of(ctx, 2, batch, batch.axis)):
         return form
-    end = plus(length(ctx, 1, batch.axis), length(ctx, 2, batch.axis))
+    start = length(ctx, 1, batch.axis)
+    end = None if to_end else plus(start, length(ctx, 2, batch.axis))
     if to_end or end is not None:
-        part = part_between(ctx, form, length(ctx, 1, batch.axis), None if to_end else end)
+        part = part_between(ctx, form, start, end)
         if part is not None:
             return part
     first, number = (known[batch.axis] if known is not None else None for known in (begin, size))

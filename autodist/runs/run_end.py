@@ -126,13 +126,13 @@ class RunEnd:
     def _note_if_held(self) -> None:
         """Records the script's exception if its process does not end, which the others would wait for."""
         error = self.code_end.raised
-        if error is not None and not self._failed_step and self.code_end.is_held:
+        if error is not None and self.code_end.is_held:
             self._failed_step.note(error)
 
     def how_it_failed(self, error: BaseException) -> str:
         """Describes a worker that takes part in no later step, and has not ended either, for its failure's message."""
         kind = ("autodist.errors." if isinstance(error, AutoDistError) else "") + type(error).__name__
-        if error is not self.code_end.raised:
+        if error is not self.code_end.raised or not self.code_end.is_held:  # a notebook keeps the last cell's error
             return f"failed in a step ({kind}: {words_of(error)}), and its script went on"
         threads = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
         held = ", ".join(f"thread {one.name}" for one in threads)

@@ -68,8 +68,8 @@ def test_nor_does_another_owner_that_ends_a_moment_later(resource: Resource) -> 
 
 def test_an_owner_that_stays_keeps_it(resource: Resource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_iterators, "_OTHER_OWNERS_LIMIT", 0.01)
-    reader, handle, held = Reader(), resource.handle(), [None]
-    held[:] = [handle]
+    reader, handle = Reader(), resource.handle()
+    held = [handle]
     destroy_aside(reader, held)
     before = {thread for thread in threading.enumerate() if thread.name != "autodist-iterator"}
     del reader

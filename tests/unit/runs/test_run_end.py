@@ -207,6 +207,7 @@ def test_an_exception_counts_as_a_missed_step_once_it_has_ended_a_script_whose_p
 ) -> None:
     end, script.raised = end_of(done), ValueError("bad")
     assert not observed(end)  # the script goes through `finally` blocks, or Python runs AutoDist's exit handler
+    assert end.how_it_failed(script.raised) == "failed in a step (ValueError: bad), and its script went on"
     script.is_held = True
     assert observed(end).error is script.raised
     assert end.how_it_failed(script.raised) == (
