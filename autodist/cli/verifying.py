@@ -59,7 +59,7 @@ class VerifyResult:
         no_floor: the reason why rounding was not measured; "": it was measured, or was not needed.
         stages: number of pipeline stages; None: not a pipeline.
         micro_batches: the number of micro-batches of a pipeline.
-        warnings: what AutoDist has warned of on the first worker in the run under the strategy.
+        messages: of AutoDist on the first worker, in the run under the strategy, that may give the reason.
     """
 
     compared: Compared
@@ -71,7 +71,7 @@ class VerifyResult:
     no_floor: str = ""
     stages: int | None = None
     micro_batches: int = 0
-    warnings: Sequence[str] = ()
+    messages: Sequence[str] = ()
 
     @property
     def differs(self) -> bool:
@@ -117,7 +117,7 @@ class VerifyResult:
                 f"The step has batch normalisation, which sees only its {part}'s part of the batch: "
                 f"{'use `batch_norm: whole` in the YAML, or ' if self.stages is None else ''}verify without it."
             )
-        yield from (f"In this run AutoDist has warned: {warning}" for warning in self.warnings)
+        yield from (f"In this run, AutoDist has logged: {message}" for message in self.messages)
         yield (
             "If the script feeds a step itself, check that the parts of all workers make up the batch of one device: "
             "divide it by ad.num_workers, or use @ad.function(batch='global')."
@@ -190,7 +190,7 @@ def verify_script(
         no_floor,
         of_other["stages"],
         of_other["micro_batches"],
-        of_other["warnings"],
+        of_other["messages"],
     )
 
 

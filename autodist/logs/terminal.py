@@ -16,6 +16,9 @@ LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
 ALIKE_EVERYWHERE = {"alike_everywhere": True}
 """`extra` of a message that is equal on all workers, because they captured the same step; only the chief shows it."""
 
+EXPLAINS_DIFFERENCES = {"explains_differences": True}
+"""`extra` of a message below WARNING that gives a reason why results may differ from those of one device."""
+
 
 def log_to_the_terminal(is_chief: bool) -> None:
     """Shows the log on standard error, unless the script has configured logging.

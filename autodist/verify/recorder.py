@@ -28,6 +28,7 @@ from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, LOCAL_KERNELS, AnyKernel
 from autodist.kernels.place.slots import find_slots
+from autodist.logs.terminal import EXPLAINS_DIFFERENCES
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import all_synchronizers
 from autodist.verify.records import ERROR, NOTES, OUTPUTS, SLOTS, STATE, VARIABLE, VARIABLES, Recording
@@ -55,7 +56,7 @@ class Recorder:
         self._steps = 0
         self._is_permuted, self._has_permuted = self.permutes, False
         self._notes: dict[str, Any] = {}
-        self._warnings = _Warnings()
+        self._messages = _Messages()
         self._stages: int | None = None
         self._micro_batches = 0
 
@@ -76,7 +77,9 @@ class Recorder:
         random.seed(SEED)
         np.random.seed(SEED)
         tf.random.set_seed(SEED)
-        logging.getLogger("autodist").addHandler(self._warnings)
+        logger = logging.getLogger("autodist")
+        logger.addHandler(self._messages)
+        logger.setLevel(logging.INFO)
         sys.excepthook = functools.partial(self._note_error, sys.excepthook)
 
     def kernels(self, kernels: Sequence[AnyKernel]) -> Sequence[AnyKernel]:
@@ -144,7 +147,7 @@ class Recorder:
 
     def _write_notes(self, step: CapturedStep) -> None:
         if self._notes:
-            if self._notes["warnings"] != self._warnings.texts:  # of a step captured since
+            if self._notes["messages"] != self._messages.texts:  # of a step captured since
                 self._store_notes()
             return
         ops = sorted({step.graph_index.nodes[name].op for name in _training_nodes(step)})
@@ -160,7 +163,7 @@ class Recorder:
         self._store_notes()
 
     def _store_notes(self) -> None:
-        self._notes["warnings"] = list(self._warnings.texts)
+        self._notes["messages"] = list(self._messages.texts)
         (self._folder / NOTES).write_text(json.dumps(self._notes), encoding="utf-8")
 
     def _write(self, step: CapturedStep, values: Mapping[str, Any], outputs: Any) -> None:
@@ -189,15 +192,16 @@ class Recorder:
         otherwise(kind, error, trace)
 
 
-class _Warnings(logging.Handler):
-    """Keeps the warnings of AutoDist, which often name the reason why a run differs from that of one device."""
+class _Messages(logging.Handler):
+    """Keeps the messages of AutoDist that may give the reason why a run differs from that of one device."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        if record.levelno >= logging.WARNING or any(hasattr(record, key) for key in EXPLAINS_DIFFERENCES):
+            self.texts.append(record.getMessage())
 
 
 def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.ndarray:

@@ -9,6 +9,7 @@ from itertools import islice
 import tensorflow as tf
 
 from autodist.errors import RewriteError
+from autodist.graph.batch_statistics import inputs_of
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, RowJoin, VariableGradient
@@ -20,7 +21,7 @@ from autodist.kernels.replicate.reductions.statistics import Statistics
 from autodist.kernels.replicate.reductions.terms import TermSeeds
 from autodist.kernels.sums import join_rows, ordered_sum, rows_of_examples, sum_of_sums
 from autodist.layout import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
-from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE, EXPLAINS_DIFFERENCES
 
 log = logging.getLogger("autodist")
 
@@ -57,13 +58,27 @@ class GradientReductions:
         kinds = [self._reducer.flows.kind(t) for t in made]
         nodes = dict.fromkeys(k.mixed_at for k in kinds if isinstance(k, Sum | Mean | PerExample) and k.mixed_at)
         for node in nodes:
-            log.info(
-                "examples see one another in the model, as in batch normalisation (first at node %r): each sees only "
-                "those of its own replica, as on one device that computes the replicas' parts one after the other. "
-                "To use the examples of all replicas, set BatchNormalization(synchronized=True) or read the rows "
-                "returned by tf.distribute.get_replica_context().all_gather(rows, axis=0).",
-                node, extra=ALIKE_EVERYWHERE,
-            )  # fmt: skip
+            assumed = self._assumed_rows(node)
+            if assumed is None:
+                log.info(
+                    "examples see one another in the model, as in batch normalisation (first at node %r): each sees "
+                    "only those of its own replica, as on one device that computes the replicas' parts one after the "
+                    "other. To use the examples of all replicas, set BatchNormalization(synchronized=True) or read the "
+                    "rows returned by tf.distribute.get_replica_context().all_gather(rows, axis=0).",
+                    node, extra=ALIKE_EVERYWHERE | EXPLAINS_DIFFERENCES,
+                )  # fmt: skip
+            else:
+                log.warning(
+                    "a loss combines examples with values that are taken to be of the same examples (at node %r), and "
+                    "each replica computes them from its own part of the batch: %s.",
+                    node, assumed.reason.rstrip("."), extra=ALIKE_EVERYWHERE,
+                )  # fmt: skip
+
+    def _assumed_rows(self, node: str) -> Unknown | None:
+        """Returns an unknown input of a node that mixes examples; None if all its inputs are known."""
+        step, flows = self._reducer.step, self._reducer.flows
+        inputs = inputs_of(step, node) if node in step.graph_index.nodes else []
+        return next((kind for kind in map(flows.kind, inputs) if isinstance(kind, Unknown)), None)
 
     def _loss_kind(self, call: int, is_reduced: bool) -> Weight | None:
         """Returns the weight of a mean, or None for a sum."""

@@ -30,7 +30,7 @@ from autodist.layout import (
     Sum,
     Unknown,
 )
-from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE, EXPLAINS_DIFFERENCES
 
 log = logging.getLogger("autodist")
 
@@ -77,10 +77,11 @@ class OutputReductions:
             kinds = [flows.kind(t) for t in made_of]
             node = next((kind.mixed_at for kind in kinds if isinstance(kind, Joined) and kind.mixed_at), None)
             if node is not None:
+                of_all = ALIKE_EVERYWHERE if self._reducer.context.reduces_outputs else {}
                 log.info(
                     "output %s is combined from each replica's value over its own examples, which see one another "
                     "there (first at node %r), as in a variance: it is not that of the whole batch.",
-                    name, node, extra=ALIKE_EVERYWHERE if self._reducer.context.reduces_outputs else None,
+                    name, node, extra=EXPLAINS_DIFFERENCES | of_all,
                 )  # fmt: skip
 
     def _reduce_output(self, position: int, name: str) -> str:

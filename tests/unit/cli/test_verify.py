@@ -364,12 +364,12 @@ def test_the_explanation_of_a_difference_under_a_pipeline_names_micro_batches(tm
     notes = {"draws": ["RandomUniform"], "normalises": ["FusedBatchNormV3"]}
     found = VerifyResult(
         compare(one, two, 0.1), CliOverrides(workers=2), 0.1, "in float64", notes, stages=2, micro_batches=4,
-        warnings=["loss: it is not known how it depends on the batch"],
+        messages=["loss: it is not known how it depends on the batch"],
     )  # fmt: skip
     told = "\n".join(found.verdict())
     assert "DIFFERENT: 1 steps on 2 pipeline stages with 4 micro-batches and on one device" in told
     assert "each micro-batch draws its own" in told
-    assert "In this run AutoDist has warned: loss: it is not known" in told
+    assert "In this run, AutoDist has logged: loss: it is not known" in told
     assert "its micro-batch's part of the batch: verify without it." in told
     assert "the parts of all workers make up the batch of one device" in told
 

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+from autodist.graph.python_calls import elementwise
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs
 
@@ -210,6 +211,30 @@ def test_drawn_pairs_are_told_of(pair, caplog):
         train(captured, plan(captured.step, 1, 2), batches(5))
     assert "examples see one another" in caplog.text
     assert not [r for r in caplog.records if r.name == "autodist" and r.levelno > logging.INFO]
+
+
+def by_row(rows):
+    return 1.0 + rows
+
+
+def by_batch(rows):
+    return rows / rows.max()
+
+
+def weighed(function):
+    def loss(h, classes):
+        weights = tf.numpy_function(function, [tf.cast(classes, h.dtype)], h.dtype)
+        return tf.square(h) * tf.ensure_shape(weights, classes.shape)[..., None]
+
+    return loss
+
+
+@pytest.mark.parametrize("function, is_told", [(elementwise(by_row), False), (by_row, True), (by_batch, True)])
+def test_values_of_unmarked_python_functions_are_told_of(function, is_told, caplog):
+    captured = capture(step_of(weighed(function)), *batches(6)[0])
+    with caplog.at_level(logging.WARNING, "autodist"):
+        train(captured, plan(captured.step, 1, 2), batches(6))
+    assert (f"ad.elementwise({function.__name__}) in the call of tf.numpy_function" in caplog.text) == is_told
 
 
 def test_a_sum_over_as_many_examples_as_the_graph_was_made_for_is_taken_for_a_mean_as_a_constant_may_divide_it(caplog):

@@ -15,6 +15,7 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.step import Step
 from autodist.kernels import KERNELS, LOCAL_KERNELS
+from autodist.logs.terminal import EXPLAINS_DIFFERENCES
 from autodist.proto import strategy_pb2
 from autodist.verify.recorder import NOTES, Recorder, Recording
 from tests.unit.kernels import in_one_process
@@ -59,21 +60,23 @@ def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: P
     assert len(list(tmp_path.glob("*.npz"))) == 2
 
 
-def test_warnings_are_noted_also_those_of_later_steps(
+def test_warnings_and_reasons_for_differences_are_noted_also_those_of_later_steps(
     tmp_path: Path, step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     log = logging.getLogger("autodist")
     monkeypatch.setattr(log, "handlers", list(log.handlers))
+    monkeypatch.setattr(log, "level", log.level)
     one = recorder(tmp_path, steps=3)
     one.begin()
     log.warning("%s combines examples", "loss")
     log.info("traced")
+    log.info("batch normalisation", extra=EXPLAINS_DIFFERENCES)
     one.after_step(step, 0, VALUES, dict)
-    assert json.loads((tmp_path / NOTES).read_text())["warnings"] == ["loss combines examples"]
+    assert json.loads((tmp_path / NOTES).read_text())["messages"] == ["loss combines examples", "batch normalisation"]
     logging.getLogger("autodist.capture").warning("another")
     one.after_step(step, 0, VALUES, dict)
-    assert json.loads((tmp_path / NOTES).read_text())["warnings"] == ["loss combines examples", "another"]
+    assert json.loads((tmp_path / NOTES).read_text())["messages"][2:] == ["another"]
 
 
 def test_other_workers_make_as_many_steps_and_write_nothing(tmp_path: Path, step: Step) -> None:
