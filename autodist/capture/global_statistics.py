@@ -18,6 +18,7 @@ from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.inline import BranchesInGraph
 from autodist.graph.batch_statistics import NodeInput, Statistic, find_statistics
 from autodist.graph.compared_examples import Rows, find_compared
+from autodist.graph.cotangent_statistics import find_in_cotangents
 from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of
 from autodist.graph.read_again import branches_read_again, find_behind, writes_read_again
@@ -35,6 +36,9 @@ MOST_TRACES = 8
 
 _OF_LAYERS = "batch_normalization.py"
 """Keras's file of batch normalization, which uses its replica's examples unless it is synchronized."""
+
+_CUSTOM_GRADIENTS = "custom_gradient.py", ("tape_grad_fn", "internal_grad_fn", "actual_grad_fn")
+"""TensorFlow's file of `tf.custom_gradient`, and its functions that call the script's gradient."""
 
 
 class Captured(Protocol):
@@ -221,7 +225,11 @@ class _Needed:
         self.branches = frozenset(branches_read_again(step, flows))
         behind = find_behind(self.read_again, step, flows, is_left)
         self.statistics = behind or find_statistics(step, flows, is_left)
-        if self.statistics is not None and not self.statistics:
+        if self.statistics is None:
+            gradients = [gradient.tensors[-1] for gradient in step.gradients]
+            is_custom = functools.partial(is_of_custom_gradient, made)
+            self.statistics = find_in_cotangents(step, flows, gradients, is_left, is_custom) or None
+        elif not self.statistics:
             self.statistics = find_compared(step, flows, is_left)
 
 
@@ -233,6 +241,13 @@ def is_layers(made: Mapping[str, tf.Operation], node: str) -> bool:
         node: the name of the node.
     """
     return node not in made or any(frame.filename.endswith(_OF_LAYERS) for frame in made[node].traceback)
+
+
+def is_of_custom_gradient(made: Mapping[str, tf.Operation], node: str) -> bool:
+    """Returns True for a node of the backward pass that a `tf.custom_gradient` has made; arguments as `is_layers`."""
+    file, callers = _CUSTOM_GRADIENTS
+    frames = made[node].traceback if node in made and not node.startswith(SCOPE) else ()
+    return any(frame.filename.endswith(file) and frame.name in callers for frame in frames)
 
 
 def log_global_statistics(made: Mapping[NodeInput, str | None]) -> None:

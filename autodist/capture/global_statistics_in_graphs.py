@@ -15,13 +15,21 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.capture.assemble import CaptureNotes, assemble
-from autodist.capture.global_statistics import MOST_TRACES, SCOPE, global_statistic, is_layers, log_global_statistics
+from autodist.capture.global_statistics import (
+    MOST_TRACES,
+    SCOPE,
+    global_statistic,
+    is_layers,
+    is_of_custom_gradient,
+    log_global_statistics,
+)
 from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graph_mode import handle_name, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
 from autodist.capture.session_resources import GETS
-from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_in_cotangents, find_statistics
+from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
+from autodist.graph.cotangent_statistics import find_in_cotangents
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
 from autodist.graph.in_step_all_reduce import SUM_NAME
@@ -188,12 +196,13 @@ def warn_replica_statistics(step: CapturedStep, graph: tf.Graph, seeds: Collecti
             "placeholder of a batch leaves its first axis open (None).",
             lines(left), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
-    scales = find_in_cotangents(step, flows, step.outputs, is_left) if left is None else ()
+    is_custom = functools.partial(is_of_custom_gradient, made)
+    scales = find_in_cotangents(step, flows, step.outputs, is_left, is_custom) if left is None else ()
     if scales:
         log.warning(
-            "the gradients of single examples are combined with sums or means of the batch (%s), as a "
-            "tf.custom_gradient may, and each replica takes those of its own examples: the training differs from one "
-            "device's. They are the whole batch's in a step of ad.function.",
+            "gradients are combined with sums, means or other values of the batch (%s), as a tf.custom_gradient may, "
+            "and each replica takes those of its own examples: the training differs from one device's. They are the "
+            "whole batch's in a step of ad.function.",
             lines(scales), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 

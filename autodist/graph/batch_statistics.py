@@ -15,7 +15,6 @@ from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
-from autodist.layout.linearity import find_linearity
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ def find_statistics(
     """Returns the sums and means because of which replicas would not compute the loss of one device.
 
     They make the dependence of a loss on the batch unknown. A variance is one, and then its mean is returned too. In
-    covariances of features, and in cotangents that a `tf.custom_gradient` scales, they matter although the dependence
-    of the loss on the batch is known.
+    covariances of features, they matter although the dependence of the loss on the batch is known.
 
     Args:
         step: the step.
@@ -58,54 +56,27 @@ def find_statistics(
         The statistics, by the inputs of nodes that read them. None if all differentiated tensors are known and equal
         those of one device. Empty if the obstacle is something other than sums and means.
     """
-    parts = list(_differentiated_parts(step, flows, _reduced(step) if calls is None else calls))
+    parts = list(differentiated_parts(step, flows, _reduced(step) if calls is None else calls))
     unknown = [name for name in parts if isinstance(flows.kind(name), Unknown)]
     if unknown:
         return met_behind(step, flows, unknown, is_left)
     begun = [node for node in _mixing(step, flows, parts) if not is_left(node) and _begins(step, flows, node)]
     if begun:
         return _find_at_each(step, flows, begun, is_left)
-    return find_in_cotangents(step, flows, [g.tensors[-1] for g in step.gradients], is_left) or None
-
-
-def find_in_cotangents(
-    step: CapturedStep, flows: Propagation, gradients: Iterable[str], is_left: Callable[[str], bool]
-) -> Statistics:
-    """Returns the sums and means that only the backward pass combines with examples, as a `tf.custom_gradient` may.
-
-    It scales the examples' cotangents by them, for instance. Those of the cotangents themselves are left out. The
-    result is empty if examples see one another before a loss, as in layers of batch normalisation: the backward pass
-    combines them there, too.
-    """
-    gradients, calls = list(gradients), range(len(step.gradient_calls))
-    if any(_is_mixed(flows.kind(name)) for name in _differentiated_parts(step, flows, calls)):
-        return {}
-    made = [name for name in gradients if isinstance(flows.kind(name), Unknown)]
-    mixing = met_mixing(step, flows, gradients, is_left)
-    if not made and not mixing:
-        return {}
-    seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
-    statistics = {at: one for at, one in mixing.items() if not seen.depends(inputs_of(step, at.node)[at.index])}
-    for node in reach(map(node_of, made), step.graph_index.data.__getitem__):
-        inputs = inputs_of(step, node)
-        of_examples = any(seen.depends(one) and isinstance(flows.kind(one), PerExample) for one in inputs)
-        is_scaled = of_examples and isinstance(flows.kind(tensor(node)), Unknown) and not is_left(node)
-        if is_scaled and not any(seen.depends(one) and not isinstance(flows.kind(one), PerExample) for one in inputs):
-            statistics |= _find_at(step, flows, node, is_left)
-    return statistics
+    return None
 
 
 def find_unknown(step: CapturedStep, flows: Propagation) -> list[str]:
     """Returns the nodes because of which it is unknown how a loss depends on the batch; all their inputs are known."""
-    parts = _differentiated_parts(step, flows, _reduced(step))
-    return list(_first_unknown(step, flows, [name for name in parts if isinstance(flows.kind(name), Unknown)]))
+    parts = differentiated_parts(step, flows, _reduced(step))
+    return list(first_unknown(step, flows, [name for name in parts if isinstance(flows.kind(name), Unknown)]))
 
 
 def met_behind(
     step: CapturedStep, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """Returns the sums and means that make the given tensors unknown; empty if there is another obstacle."""
-    return _find_at_each(step, flows, _first_unknown(step, flows, unknown), is_left)
+    return _find_at_each(step, flows, first_unknown(step, flows, unknown), is_left)
 
 
 def met_mixing(
@@ -156,14 +127,14 @@ def _reduced(step: CapturedStep) -> list[int]:
     return [k for k in live_calls(step) if k in reduced]
 
 
-def _differentiated_parts(step: CapturedStep, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
+def differentiated_parts(step: CapturedStep, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
     """Yields the tensors that the given calls differentiate, or their terms."""
     for k in calls:
         call = step.gradient_calls[k]
         yield from [term.tensor for term in find_terms(step, flows, call)] or call.targets
 
 
-def _first_unknown(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
+def first_unknown(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
     """Yields the nodes whose outputs are unknown while all inputs are known."""
     front, seen = [node_of(name) for name in names], set()
     while front:
@@ -183,17 +154,17 @@ def _mixing(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> set
     """Returns the nodes before the given tensors that combine examples with a sum or mean of several examples."""
 
     def mixed(name: str) -> list[str]:
-        return [one for one in inputs_of(step, node_of(name)) if _is_mixed(flows.kind(one))]
+        return [one for one in inputs_of(step, node_of(name)) if is_mixed(flows.kind(one))]
 
-    seen = reach([name for name in names if _is_mixed(flows.kind(name))], mixed)
+    seen = reach([name for name in names if is_mixed(flows.kind(name))], mixed)
     return {node_of(name) for name in seen if isinstance(flows.kind(name), PerExample)}
 
 
 def _begins(step: CapturedStep, flows: Propagation, node: str) -> bool:
-    return not any(_is_mixed(flows.kind(name)) for name in inputs_of(step, node))
+    return not any(is_mixed(flows.kind(name)) for name in inputs_of(step, node))
 
 
-def _is_mixed(kind: Kind) -> bool:
+def is_mixed(kind: Kind) -> bool:
     return isinstance(kind, PerExample | Sum | Mean) and kind.mixed_at is not None
 
 

@@ -6,7 +6,7 @@ which they gather: each then has the loss of one device, and the gradients of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,8 +54,14 @@ def find_compared(
         effects other than writes of variables, assertions and prints, has nodes that are left, or uses trained
         variables other than scalars (a layer, which all replicas would compute for all examples).
     """
-    part = _Part(step, flows, is_left)
-    front = list(find_unknown(step, flows))
+    return rows_behind(step, flows, is_left, find_unknown(step, flows))
+
+
+def rows_behind(
+    step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool], nodes: Iterable[str]
+) -> Mapping[NodeInput, Statistic | Rows]:
+    """Returns what the parts that begin with the given nodes read of the batch, as `find_compared`."""
+    part, front = _Part(step, flows, is_left), list(nodes)
     while front:
         node = front.pop()
         if node in part.nodes:

@@ -7,6 +7,7 @@ outputs. An op that has no rule has an unknown layout; layouts are never guessed
 from autodist.graph.ops import ReducedBy
 from autodist.layout.bodies import DrawAt, RowsOfDraw
 from autodist.layout.kinds import (
+    BatchShaped,
     ByPosition,
     Elements,
     Examples,
@@ -25,6 +26,7 @@ from autodist.layout.kinds import (
 from autodist.layout.propagation import GraphPropagation, Propagation, propagate
 
 __all__ = [
+    "BatchShaped",
     "ByPosition",
     "DrawAt",
     "Elements",

@@ -114,6 +114,11 @@ class Unknown:
 
 
 @dataclass(frozen=True)
+class BatchShaped(Unknown):
+    """An op that combines it with rows takes its rows for those of the same examples."""
+
+
+@dataclass(frozen=True)
 class ByPosition(Unknown):
     """Rows of the batch selected by constant positions, which differ from shard to shard.
 

@@ -8,6 +8,7 @@ from autodist.layout.facts import (
     Extremum,
     Fact,
     Form,
+    Recovery,
     SelectedByPosition,
     Sharded,
     Statistic,
@@ -15,6 +16,7 @@ from autodist.layout.facts import (
     form_of,
 )
 from autodist.layout.kinds import (
+    BatchShaped,
     ByPosition,
     Kind,
     Mean,
@@ -36,6 +38,8 @@ def kind_of(fact: Fact) -> Kind:
     form = form_of(fact)
     if isinstance(form, SelectedByPosition):
         return ByPosition(form.reason, form.whole_up_to)
+    if isinstance(form, UnknownFact) and form.recovery is Recovery.BATCH_SHAPED:
+        return BatchShaped(form.reason)
     if isinstance(form, (Statistic, UnknownFact)):
         return Unknown(form.reason)
     if form.rows is not None:

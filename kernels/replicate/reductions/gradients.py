@@ -20,7 +20,7 @@ from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.kernels.replicate.reductions.statistics import Statistics
 from autodist.kernels.replicate.reductions.terms import TermSeeds
 from autodist.kernels.sums import join_rows, ordered_sum, rows_of_examples, sum_of_sums
-from autodist.layout import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
+from autodist.layout import BatchShaped, Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE, EXPLAINS_DIFFERENCES
 
 log = logging.getLogger("autodist")
@@ -74,11 +74,11 @@ class GradientReductions:
                     node, assumed.reason.rstrip("."), extra=ALIKE_EVERYWHERE,
                 )  # fmt: skip
 
-    def _assumed_rows(self, node: str) -> Unknown | None:
-        """Returns an unknown input of a node that mixes examples; None if all its inputs are known."""
+    def _assumed_rows(self, node: str) -> BatchShaped | None:
+        """Returns the kind of an input whose rows a node takes for those of the same examples, if it has one."""
         step, flows = self._reducer.step, self._reducer.flows
         inputs = inputs_of(step, node) if node in step.graph_index.nodes else []
-        return next((kind for kind in map(flows.kind, inputs) if isinstance(kind, Unknown)), None)
+        return next((kind for kind in map(flows.kind, inputs) if isinstance(kind, BatchShaped)), None)
 
     def _loss_kind(self, call: int, is_reduced: bool) -> Weight | None:
         """Returns the weight of a mean, or None for a sum."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import tensorflow as tf
 
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind, find_depths
@@ -12,6 +14,7 @@ from autodist.graph.walks import reach
 from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.kernels.replicate.reductions.rows import GatheredRows
 from autodist.layout import Sum
+from autodist.layout.linearity import Linearity, find_linearity
 
 
 class InStepAllReduces:
@@ -46,7 +49,7 @@ class InStepAllReduces:
             whole = reducer.reduce_value(name, PendingReductionKind.WHOLE, captured, Sum(), depth=depth)
         else:
             whole = reducer.reduce_locally(name, captured, Sum())
-        if request.of is None:
+        if request.of is None and not self._cotangents.depends(tensor(request.node)):
             return [whole] * reducer.count
         return [self._if_used(name, captured, whole, k) for k in range(reducer.count)]
 
@@ -59,11 +62,16 @@ class InStepAllReduces:
             return self._rows[first].own(name, captured, depth)
         return [self._rows[first].gathered(name, captured, depth)] * self._reducer.count
 
+    @cached_property
+    def _cotangents(self) -> Linearity:
+        step = self._reducer.step
+        return find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
+
     def _operand(self, request: InStepAllReduce) -> str:
         return tensor(self._reducer.step.graph_index.nodes[request.node].input[0])
 
     def _if_used(self, name: str, captured: str, whole: str, k: int) -> str:
-        """Returns the gradient of a replica's own part: zeros if the replica has no examples."""
+        """Returns a cotangent, or the gradient of a replica's part: zeros if the replica has no examples."""
         if self._reducer.parts.sizes is None:
             return whole
         spec = self._reducer.step.spec_of(captured)

@@ -165,6 +165,77 @@ def test_they_are_those_of_the_whole_batch(
     assert len(logged) == 1 and not any("treated as a mean" in message for message in caplog.messages)
 
 
+def given(back: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the identity with a gradient of one's own."""
+    made: Callable[[tf.Tensor], tf.Tensor] = tf.custom_gradient(lambda z: (tf.identity(z), back))
+    return made
+
+
+@tf.custom_gradient
+def masked_mean(each: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    """Its gradient divides by a sum of the batch as its value does."""
+    count = tf.reduce_sum(mask)
+    return tf.reduce_sum(each * mask) / count, lambda upstream: (upstream * mask / count, None)
+
+
+def squares(made: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.square(made - 1.0), 1)
+
+
+CUSTOM: dict[str, Loss] = {
+    "rows by the largest value": lambda made, x: tf.reduce_mean(
+        squares(given(lambda upstream: upstream / tf.reduce_max(tf.abs(x)))(made))
+    ),
+    "rows by the largest value and a mean": lambda made, x: tf.reduce_mean(
+        squares(given(lambda upstream: upstream * tf.reduce_max(x) * tf.reduce_mean(made))(made))
+    ),
+    "rows without their mean": lambda made, x: tf.reduce_mean(
+        squares(given(lambda upstream: upstream - tf.reduce_mean(upstream, 0))(made))
+    ),
+    "the loss by a mean": lambda made, x: given(lambda upstream: upstream * tf.reduce_mean(x))(
+        tf.reduce_mean(squares(made))
+    ),
+    "the loss by the largest value": lambda made, x: given(lambda upstream: upstream * tf.reduce_max(x))(
+        tf.reduce_mean(squares(made))
+    ),
+    "a masked mean": lambda made, x: masked_mean(squares(made), tf.cast(x[:, 0] > 2.0, x.dtype)),
+}
+
+
+@pytest.mark.feature("function", "loss: custom gradients that use the batch")
+@pytest.mark.parametrize("name, shape", pairs(CUSTOM, [(1, 3), (2, 2)]))
+def test_custom_gradients_use_the_whole_batch(
+    name: str, shape: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last batch leaves a replica without examples, which gets no cotangents either."""
+    check(stepping(CUSTOM[name]), shape, caplog)
+
+
+@pytest.mark.parametrize("of", [tf.reduce_mean, tf.reduce_max], ids=["mean", "max"])
+def test_custom_gradients_of_weights_use_the_whole_batch(
+    of: Callable[[tf.Tensor], tf.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = tf.Variable(np.random.default_rng(1).normal(size=(3, 2)), name="weight")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(squares(x @ given(lambda upstream: upstream * of(x))(weight)))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    check(step, (2, 2), caplog)
+
+
+def check(step: Callable[[tf.Tensor], tf.Tensor], shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(3.0, 2.0, size=(n, 3)),) for n in (8, 7, 3)]
+    with caplog.at_level(logging.WARNING, "autodist"):
+        captured = capture(step, *data[0], is_split=True)
+        trained = train(captured, plan(captured.step, *shape), data)
+    assert_same(trained, one_device(captured, step, data), 1e-10)
+    assert not caplog.records
+
+
 def test_a_gradient_that_is_itself_a_mean_over_the_examples_is_refused() -> None:
     weight = tf.Variable([[0.5], [0.2], [-0.3]], dtype=tf.float64, name="weight")
 

@@ -125,7 +125,7 @@ def scaled_backwards(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def test_statistics_that_only_scale_gradients_are_named_with_their_line(caplog: pytest.LogCaptureFixture) -> None:
     train(autodist(), minimized(scaled_backwards), ROWS)
     assert [
-        "gradients of single examples are combined" in message and "test_global_statistics.py" in message
+        "gradients are combined with sums, means" in message and "test_global_statistics.py" in message
         for message in warnings(caplog)
     ] == [True]
 

@@ -1,0 +1,138 @@
+"""Values of the batch that only the backward pass combines with cotangents, as a `tf.custom_gradient` may.
+
+It scales the examples' cotangents by a mean or the largest value of the batch, for instance, or subtracts the mean of
+the cotangents. On one device such a value covers the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from autodist.graph.batch_statistics import (
+    NodeInput,
+    Statistic,
+    can_be_whole,
+    differentiated_parts,
+    first_unknown,
+    inputs_of,
+    is_mixed,
+    met_behind,
+    met_mixing,
+)
+from autodist.graph.compared_examples import Rows, rows_behind
+from autodist.graph.names import node_of, tensor
+from autodist.graph.step import CapturedStep
+from autodist.graph.walks import reach
+from autodist.layout import Mean, PerExample, Propagation, Sum, Unknown
+from autodist.layout.linearity import Linearity, find_linearity
+
+
+def find_in_cotangents(
+    step: CapturedStep,
+    flows: Propagation,
+    gradients: Iterable[str],
+    is_left: Callable[[str], bool],
+    is_custom: Callable[[str], bool],
+) -> Mapping[NodeInput, Statistic | Rows]:
+    """Returns the sums and means of the batch that only the backward pass uses, and rows for other values of it.
+
+    The result is empty if examples see one another before a loss, as in layers of batch normalisation: the backward
+    pass combines them there, too.
+
+    Args:
+        step: the step.
+        flows: the dependence of its tensors on the batch.
+        gradients: the tensors of the gradients.
+        is_left: returns True for a node that must see the examples of its replica alone.
+        is_custom: returns True for a node of the backward pass that a `tf.custom_gradient` has made.
+    """
+    gradients, calls = list(gradients), range(len(step.gradient_calls))
+    if any(is_mixed(flows.kind(name)) for name in differentiated_parts(step, flows, calls)):
+        return {}
+    mixing = met_mixing(step, flows, gradients, is_left)
+    unknown = [name for name in gradients if isinstance(flows.kind(name), Unknown)]
+    if not mixing and not unknown and not _has_custom(step):
+        return {}
+    seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
+    before = step.graph_index.data.__getitem__
+    backward = _Backward(step, flows, is_custom, seen, reach(map(node_of, unknown), before))
+    result: dict[NodeInput, Statistic | Rows] = {
+        place: one
+        for place, one in mixing.items()
+        if is_custom(place.node) or not seen.depends(inputs_of(step, place.node)[place.index])
+    }
+    others: list[str] = []
+    for node in reach(map(node_of, gradients), before):
+        if not backward.is_scaled(node) or is_left(node):
+            continue
+        for place, name in backward.factors(node):
+            kind = flows.kind(name)
+            if isinstance(kind, Sum | Mean) and can_be_whole(step, name, kind):
+                result[place] = kind
+            elif isinstance(kind, Unknown):
+                met = met_behind(step, flows, [name], is_left)
+                result |= met
+                if not met and step.spec_of(name).shape.is_fully_defined():  # it has no rows
+                    others += first_unknown(step, flows, [name])
+    return {**result, **rows_behind(step, flows, is_left, others)}
+
+
+class _Backward:
+    """The nodes of the backward pass.
+
+    Args:
+        step: the step.
+        flows: the dependence of its tensors on the batch.
+        is_custom: as for `find_in_cotangents`.
+        seen: the tensors that depend on the cotangents of the losses.
+        unknown: the nodes before the gradients that are not known to be sums over the examples.
+    """
+
+    def __init__(
+        self,
+        step: CapturedStep,
+        flows: Propagation,
+        is_custom: Callable[[str], bool],
+        seen: Linearity,
+        unknown: Collection[str],
+    ) -> None:
+        self._step, self._flows, self._is_custom, self._seen = step, flows, is_custom, seen
+        self._unknown = unknown
+
+    def is_scaled(self, node: str) -> bool:
+        """Returns True for a node that multiplies cotangents by a value of the batch that their loss does not have."""
+        cotangents = [name for name in inputs_of(self._step, node) if self._seen.depends(name)]
+        if not cotangents:
+            return False
+        if all(isinstance(self._flows.kind(name), PerExample) for name in cotangents):
+            return node in self._unknown and isinstance(self._flows.kind(tensor(node)), Unknown)
+        return self._is_custom(node) and not self._is_spread(node)
+
+    def factors(self, node: str) -> list[tuple[NodeInput, str]]:
+        """Returns the inputs of a node that do not depend on cotangents."""
+        inputs = enumerate(inputs_of(self._step, node))
+        return [(NodeInput(node, k), name) for k, name in inputs if not self._seen.depends(name)]
+
+    def _is_spread(self, node: str) -> bool:
+        """Returns True if the function of a node makes rows of a mean's cotangent: that of a mean divides them."""
+        index = self._step.graph_index
+        function = reach(
+            [node], lambda name: filter(self._is_made, (*index.readers(name), *map(node_of, index.data[name])))
+        )
+        read = [name for one in function for name in inputs_of(self._step, one) if self._seen.depends(name)]
+        given = [self._rank(name) for name in read if node_of(name) not in function]
+        return max(self._rank(tensor(one)) for one in function) > min(given, default=0)
+
+    def _is_made(self, node: str) -> bool:
+        """Returns True for a node with which a custom gradient computes a cotangent from another."""
+        return self._seen.depends(tensor(node)) and self._is_custom(node)
+
+    def _rank(self, name: str) -> int:
+        return self._step.spec_of(name).shape.rank or 0
+
+
+def _has_custom(step: CapturedStep) -> bool:
+    return any(
+        node.op == "IdentityN" and b"CustomGradient" in node.attr["_gradient_op_type"].s
+        for node in step.graph_index.nodes.values()
+    )
