@@ -29,6 +29,7 @@ from autodist.capture.keras.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.keras.distribution.checks import checking_distributions
 from autodist.capture.keras.distribution.requested import requested_shardings
 from autodist.capture.other_strategies import refusing_strategies
+from autodist.capture.training_branches import find_training_branches
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import require_applied, require_synchronizable
 from autodist.graph.devices import of_no_task
@@ -118,14 +119,17 @@ def _capture(
     batch_axes: Sequence[int | None],
     statistics: BatchStatistics | None,
 ) -> _Made:
-    trace = functools.partial(trace, statistics)
     with fusing_batch_norms() as norms, _recording_overwrites() as overwritten:
-        concrete, noted, sums = trace()
+        concrete, noted, sums = trace(statistics)
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # fuses nothing: second derivatives are those of the script's own arithmetic
-        concrete, noted, sums = trace()
+        concrete, noted, sums = trace(statistics)
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
+    if branches := find_training_branches(graph, noted.calls):
+        statistics = statistics or BatchStatistics({}, None)
+        if statistics.trace_branches(branches):
+            return _capture(trace, batch_axes, statistics)
     require_synchronizable(noted.calls, calls)
     definition = of_no_task(graph.as_graph_def())
     forget_custom_gradients(definition)

@@ -61,11 +61,11 @@ class BatchStatistics:
 
     Args:
         wanted: the statistics, or the rows to gather, by the input that reads them.
-        batch: an input of the step with a row for each example, and the axis of the rows.
+        batch: an input of the step with a row for each example, and the axis of the rows; None if nothing is wanted.
         branches: conditionals that are traced with both branches.
     """
 
-    def __init__(self, wanted: Wanted, batch: tuple[str, int], branches: Collection[str] = ()) -> None:
+    def __init__(self, wanted: Wanted, batch: tuple[str, int] | None, branches: Collection[str] = ()) -> None:
         self._wanted, self._batch = wanted, batch
         self._branches = BranchesInGraph(branches)
         self._nodes = {place.node for place in wanted}
@@ -104,6 +104,13 @@ class BatchStatistics:
         with patched({CREATE_OP: create}), self._branches.replacing():
             yield
 
+    def trace_branches(self, branches: Collection[str]) -> bool:
+        """Makes the next trace have both branches of more conditionals; returns False if it has them already."""
+        names = {*self._branches.names, *branches}
+        is_more = names != {*self._branches.names}
+        self._branches, self.made = BranchesInGraph(names), {}
+        return is_more
+
     @property
     def is_made(self) -> bool:
         """True if the trace has replaced all wanted statistics."""
@@ -112,6 +119,7 @@ class BatchStatistics:
     def _read(self, notes: AllReduceNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
         if place not in self._wanted:
             return value
+        assert self._batch is not None
         (name, axis), named, wanted = self._batch, value.graph.get_tensor_by_name, self._wanted[place]
         with tf.name_scope(SCOPE):
             if isinstance(wanted, Rows):

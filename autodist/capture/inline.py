@@ -29,7 +29,7 @@ from tensorflow.python.eager.polymorphic_function import function_type_utils  # 
 
 from autodist.capture.graphs import is_of_function
 from autodist.graph.jit_scope import JIT_SCOPE
-from autodist.graph.ops import SUMS, Trait, having
+from autodist.graph.ops import Trait, having, sums_in_place
 from autodist.tf_compat.patches import (
     CAPTURE,
     COND,
@@ -144,7 +144,7 @@ def naming_captures() -> Iterator[None]:
         yield
 
 
-_SUMS = tuple(one.assign for one in SUMS)
+_ASSIGNMENTS = having(Trait.ASSIGNMENT)
 
 
 @dataclass
@@ -165,14 +165,14 @@ class BranchesInGraph:
 
         In a branch that is not taken, a write gets inputs that leave its variable as it is.
         """
-        if not self._conditions or op_type not in having(Trait.ASSIGNMENT):
+        if not self._conditions or not (op_type in _ASSIGNMENTS or sums_in_place(op_type)):
             return inputs
-        handle, value, *others = inputs
+        handle, *at, value = inputs
         taken = functools.reduce(tf.logical_and, self._conditions)
         kept = tf.zeros_like(value)
-        if op_type not in _SUMS:
+        if not sums_in_place(op_type):
             kept = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
-        return [handle, tf.where(taken, value, kept), *others]
+        return [handle, *at, tf.where(taken, value, kept)]
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -188,12 +188,12 @@ class BranchesInGraph:
                 return plain(pred, true_fn, false_fn, name)
             self.made.add(node)
             with tf.name_scope(name or "cond"):
-                return self._both(tf.convert_to_tensor(pred), true_fn, false_fn)
+                return self._both(plain, tf.convert_to_tensor(pred), true_fn, false_fn)
 
         with patched({COND: cond}):
             yield
 
-    def _both(self, condition: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    def _both(self, plain: Any, condition: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
         results = []
         for taken, branch in ((condition, true_fn), (tf.logical_not(condition), false_fn)):
             self._conditions.append(taken)
@@ -201,10 +201,13 @@ class BranchesInGraph:
                 results.append(branch())
             finally:
                 self._conditions.pop()
-        return tf.nest.map_structure(functools.partial(_chosen, condition), *results)
+        return tf.nest.map_structure(functools.partial(_chosen, plain, condition), *results)
 
 
-def _chosen(condition: tf.Tensor, then: Any, other: Any) -> Any:
+def _chosen(plain: Any, condition: tf.Tensor, then: Any, other: Any) -> Any:
     if then is None or isinstance(then, tf.Operation):
         return then
+    shapes = [getattr(one, "shape", tf.TensorShape([])) for one in (then, other)]
+    if isinstance(then, tf.__internal__.CompositeTensor) or not all(shape.is_fully_defined() for shape in shapes):
+        return plain(condition, lambda: then, lambda: other)  # they may have different numbers of rows
     return tf.where(condition, then, other)

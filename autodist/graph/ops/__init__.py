@@ -16,6 +16,7 @@ from autodist.graph.ops.queries import (
     filling,
     having,
     linear_operands,
+    sums_in_place,
     writes_rows,
 )
 from autodist.graph.ops.row import Trait
@@ -38,5 +39,6 @@ __all__ = [
     "having",
     "linear_operands",
     "sliced_axes",
+    "sums_in_place",
     "writes_rows",
 ]

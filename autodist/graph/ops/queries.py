@@ -82,3 +82,8 @@ class InPlaceSum:
 SUM = InPlaceSum("AssignAddVariableOp", "AddV2", "ResourceScatterAdd", "ResourceScatterNdAdd")
 DIFFERENCE = InPlaceSum("AssignSubVariableOp", "Sub", "ResourceScatterSub", "ResourceScatterNdSub")
 SUMS = (SUM, DIFFERENCE)
+
+
+def sums_in_place(op: str) -> bool:
+    """Returns True if an op adds its last input to a variable, or subtracts it: zeros then leave the variable as is."""
+    return any(op in (one.assign, one.scatter, one.scatter_nd) for one in SUMS)
