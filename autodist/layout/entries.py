@@ -124,6 +124,25 @@ def split_strings(ctx: OpContext) -> list[Fact]:
     return [Coordinates(words), Form(words.entries, mixed_at=texts.mixed_at), longest]
 
 
+def cross(ctx: OpContext) -> list[Fact]:
+    """SparseCross of dense matrices: coordinates of the crosses of each row, the crosses, and the dense shape."""
+    sparse, dense = ctx.number("N"), len(ctx.node.attr["dense_types"].list.type)
+    forms = ctx.forms(*range(dense)) if not sparse and dense else ctx.unknown("it crosses sparse tensors")
+    if isinstance(forms, UnknownFact):
+        return [forms] * 3
+    rows = {form.rows for form in forms}
+    first = rows.pop()
+    if first is None or rows or first.axis or first.order or any(form.factors for form in forms):
+        return [ctx.unknown("its inputs do not have the same examples along the first axis")] * 3
+    if not all(ctx.shape(k)[1] for k in range(dense)):  # then replicas make rows of the same length
+        return [ctx.unknown("the number of its columns is not known")] * 3
+    alike = ctx.scope.same_as(("crosses", *ctx.inputs[:dense]), ctx.named())
+    crosses = Positions(first, elements_of(alike), True)
+    mixed_at = next((form.mixed_at for form in forms if form.mixed_at), None)
+    shape = ctx.unknown("it is the shape of the crosses of the replica's shard of the batch")
+    return [Coordinates(crosses), Form(crosses.entries, mixed_at=mixed_at), shape]
+
+
 def ragged_to_dense(ctx: OpContext) -> Fact:
     """RaggedTensorToTensor (shape, values, default value, number of rows, row of each value)."""
     if list(ctx.node.attr["row_partition_types"].list.s) != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
@@ -307,6 +326,7 @@ RULES: dict[str, Rule] = {
     "SparseToDense": to_dense,
     "ScatterNd": scatter,
     "StringSplitV2": split_strings,
+    **dict.fromkeys(op_names("SparseCross SparseCrossV2 SparseCrossHashed"), cross),
     "RaggedBincount": ragged_counts,
     "RaggedTensorToTensor": ragged_to_dense,
     "SparseTensorDenseMatMul": sparse_matmul,

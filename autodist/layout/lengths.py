@@ -52,7 +52,7 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
     output = int(tensor.partition(":")[2] or 0)
     if node.op in having(Trait.LENGTHS):
         return _axis(scope, sources[output], element, node.op)
-    if node.op == "StringSplitV2":
+    if node.op == "StringSplitV2" or (node.op.startswith("SparseCross") and not node.attr["N"].i):
         return _axis(scope, sources[0], 0, "Shape") if (output, element) == (2, 0) else None
     if node.op == "SparseReshape":
         return _length(scope, sources[2], element, depth - 1)

@@ -83,6 +83,20 @@ def test_lookups_that_leave_out_the_last_examples_say_so(case, combiner):
     assert "safe_embedding_lookup_sparse" in reason(case, rows)
 
 
+@pytest.mark.parametrize("cross", [tf.sparse.cross_hashed, tf.sparse.cross])
+def test_crossed_columns(case, feeds, cross):
+    ids = tensor(case, "ids")
+    crossed = cross([ids[:, :2], tf.cast(tf.expand_dims(tensor(case, "y"), 1), tf.int64)])
+    if cross is tf.sparse.cross:
+        crossed = crossed.with_values(tf.strings.length(crossed.values))
+    assert_rows(case, feeds, tf.cast(tf.sparse.to_dense(crossed), tf.float64))
+
+
+def test_crosses_of_sparse_columns_are_unknown(case):
+    crossed = tf.sparse.cross_hashed([sparse(case), tensor(case, "ids")])
+    assert "it crosses sparse tensors" in reason(case, crossed.values)
+
+
 def test_a_sparse_tensor_and_back(case, feeds):
     ids = sparse(case)
     dense = tf.sparse.to_dense(ids.with_values(tf.gather(tf.range(IDS, dtype=tf.float64), ids.values)))
