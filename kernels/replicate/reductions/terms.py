@@ -42,7 +42,7 @@ class TermSeeds:
         self._terms = reducer.step.gradient_calls[call].terms
         self._replicas = self._find_replicas()
         self._kinds = {term: self._kind(term) for term in self._terms}
-        self._read = [t for t in self._terms if self._is_read(t) and not isinstance(self._kinds[t], Replicated)]
+        self._read = [t for t in self._terms if self._is_read(t)]
 
     def seed(self) -> None:
         """Replaces the seeds, and the values that are read."""
@@ -92,6 +92,9 @@ class TermSeeds:
         return Mean(Examples())
 
     def _is_read(self, term: Term) -> bool:
+        """Returns True if the value of the whole batch is needed. Rows are read for their shape alone."""
+        if isinstance(self._kinds[term], Replicated) or isinstance(self._reducer.flows.kind(term.tensor), PerExample):
+            return False
         return term.value in self._reducer.editor and bool(self._reducer.editor.consumers(term.value))
 
     # -- sums over all replicas ------------------------------------------------------------------------------------

@@ -220,3 +220,18 @@ def test_nothing_is_left_of_seams_where_one_weight_suits_all(name, shape):
     assert not step.gradient_calls[0].terms
     assert not [node.name for node in step.graph_def.node if "autodist_loss_value" in node.name]
     assert sum("autodist_loss_weight" in node.name for node in step.graph_def.node) <= 1
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2)])
+def test_rows_and_a_mean_are_differentiated_in_one_call(shape):
+    weight = tf.Variable(np.random.default_rng(1).normal(size=(4, 2)), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            each, mean = tf.reduce_sum(tf.square(x @ weight - 1.0), 1), tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.01 * tape.gradient([each, mean], weight))
+        return mean
+
+    captured = capture(step, *batches()[0], is_split=True)
+    trained = train(captured, plan(captured.step, *shape), batches())
+    assert_same(trained, one_device(captured, step, batches()), 1e-11)
