@@ -62,7 +62,8 @@ class RunEnd:
         failed_step: failed-step guard of this worker's script.
         await_updates: waits for the background updates.
         close_session: closes the connections to the other workers' servers.
-        end_threads: makes threads return from TensorFlow that a failure has left there.
+        end_threads: makes threads return from TensorFlow that a failure has left there. If a signal interrupts the
+            call, another call goes on.
 
     Attributes:
         before: callbacks for the end of the script, called while all values still exist; if one raises, the run fails
@@ -255,7 +256,12 @@ class RunEnd:
             self._peers.abort(_INTERRUPTED)
             raise
         finally:
-            self._end_threads()
+            try:
+                self._end_threads()
+            except (KeyboardInterrupt, SystemExit):
+                # The chief stops this worker while it ends, for example if all scripts raise the same error.
+                self._end_threads()
+                raise
 
     def _finish(self) -> None:
         try:

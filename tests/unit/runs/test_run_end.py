@@ -61,7 +61,11 @@ def done() -> list[str]:
 
 
 def end_of(
-    done: list[str], await_updates: Callable[[], None] | None = None, is_chief: bool = True, **known: Any
+    done: list[str],
+    await_updates: Callable[[], None] | None = None,
+    is_chief: bool = True,
+    end_threads: Callable[[], None] | None = None,
+    **known: Any,
 ) -> RunEnd:
     peers = SimpleNamespace(
         **{"failure": None, "have_joined": True, "is_raised": False, "fault": None, "leaving": (), **known},
@@ -75,7 +79,7 @@ def end_of(
         FailedStepGuard(lambda: True),
         await_updates or (lambda: done.append("updates")),
         lambda: done.append("session"),
-        lambda: done.append("threads"),
+        end_threads or (lambda: done.append("threads")),
     )
     made.before.append(lambda: done.append("before"))
     return made
@@ -135,6 +139,24 @@ def test_ctrl_c_before_the_end_has_begun_stops_the_others(
     with pytest.raises(KeyboardInterrupt):
         end_of(done).finish()
     assert done == ["abort: the chief was interrupted"]
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_signal_that_interrupts_the_end_of_threads_does_not_leave_them_in_tensorflow(
+    script: Script, done: list[str], interrupt: BaseException
+) -> None:
+    """Python aborts a process if a thread returns from TensorFlow while it ends."""
+    interrupts = [interrupt]
+
+    def end_threads() -> None:
+        done.append("threads")
+        if interrupts:
+            raise interrupts.pop()
+
+    script.raised = ValueError("its own")
+    with pytest.raises(type(interrupt)):
+        end_of(done, end_threads=end_threads, is_chief=False).finish()
+    assert done[-2:] == ["threads", "threads"]
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
