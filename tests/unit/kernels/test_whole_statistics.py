@@ -211,6 +211,30 @@ def test_custom_gradients_use_the_whole_batch(
     check(stepping(CUSTOM[name]), shape, caplog)
 
 
+def column(x: tf.Tensor) -> tf.Tensor:
+    """The index of one of two columns for each example."""
+    return tf.cast(x[:, 0] > 3.0, tf.int64)
+
+
+PICKED: dict[str, Loss] = {
+    "by gather": lambda made, x: tf.gather(made, column(x), batch_dims=1),
+    "by gather, of three axes": lambda made, x: tf.gather(made[:, None], column(x)[:, None], axis=2, batch_dims=1),
+    "by gather_nd": lambda made, x: tf.gather_nd(made, column(x)[:, None], batch_dims=1),
+    "by gather_nd with row numbers": lambda made, x: tf.gather_nd(
+        made, tf.stack([tf.range(tf.shape(x)[0]), tf.cast(column(x), tf.int32)], 1)
+    ),
+    "the largest": lambda made, x: tf.math.top_k(made, 1).values,
+    "in their order": lambda made, x: tf.sort(made)[:, 0],
+    "by repetition": lambda made, x: tf.repeat(made, 2, axis=1)[:, 1],
+}
+
+
+@pytest.mark.feature("function", "loss: an element of each example, as the Q-value of an action")
+@pytest.mark.parametrize("name", PICKED)
+def test_lengths_in_gradients_are_those_of_each_replica(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    check(stepping(lambda made, x: tf.reduce_mean(tf.square(PICKED[name](made, x) - 1.0))), (2, 2), caplog)
+
+
 @pytest.mark.parametrize("of", [tf.reduce_mean, tf.reduce_max], ids=["mean", "max"])
 def test_custom_gradients_of_weights_use_the_whole_batch(
     of: Callable[[tf.Tensor], tf.Tensor], caplog: pytest.LogCaptureFixture
