@@ -16,7 +16,7 @@ import tensorflow as tf
 from autodist.capture.graphs import is_of_function
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.inline import BranchesInGraph
-from autodist.graph.batch_statistics import NodeInput, Statistic, find_statistics, without_lengths
+from autodist.graph.batch_statistics import NodeInput, Statistic, find_statistics
 from autodist.graph.compared_examples import Rows, find_compared
 from autodist.graph.cotangent_statistics import find_in_cotangents
 from autodist.graph.flows import flows_of
@@ -236,8 +236,7 @@ class _Needed:
         if self.statistics is None:
             gradients = [gradient.tensors[-1] for gradient in step.gradients]
             is_custom = functools.partial(is_of_custom_gradient, made)
-            found = find_in_cotangents(step, flows, gradients, is_left, is_custom)
-            self.statistics = without_lengths(step, found) or None
+            self.statistics = find_in_cotangents(step, flows, gradients, is_left, is_custom) or None
         elif not self.statistics:
             self.statistics = find_compared(step, flows, is_left)
 

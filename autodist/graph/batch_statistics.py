@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import is_control, node_of, tensor
@@ -35,8 +34,6 @@ _OF_SHAPES = having(Trait.OF_SHAPES)
 
 Statistic = Sum | Mean
 Statistics = Mapping[NodeInput, Statistic]
-
-T = TypeVar("T")
 
 
 def find_statistics(
@@ -177,22 +174,3 @@ def can_be_whole(step: CapturedStep, name: str, kind: Statistic) -> bool:
     while isinstance(weight, Total):
         weight = weight.weight
     return not isinstance(weight, Elements) and step.spec_of(name).shape.is_fully_defined()
-
-
-def without_lengths(step: CapturedStep, found: Mapping[NodeInput, T]) -> dict[NodeInput, T]:
-    """Returns the statistics of a backward pass without the lengths of tensors, which stay those of each replica.
-
-    The gradient of a gather in batches is one that numbers the rows of its replica.
-    """
-    return {
-        place: one for place, one in found.items() if not _is_length(step, inputs_of(step, place.node)[place.index])
-    }
-
-
-def _is_length(step: CapturedStep, name: str) -> bool:
-    """Returns True for an integer that is computed from shapes and constants alone."""
-    nodes, data = step.graph_index.nodes, step.graph_index.data
-    if not step.spec_of(name).dtype.is_integer:
-        return False
-    before = reach([node_of(name)], lambda node: () if nodes[node].op in _OF_SHAPES else map(node_of, data[node]))
-    return all(nodes[node].op in _OF_SHAPES or nodes[node].op == "Const" or data[node] for node in before)

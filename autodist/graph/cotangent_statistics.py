@@ -21,10 +21,13 @@ from autodist.graph.batch_statistics import (
 )
 from autodist.graph.compared_examples import Rows, rows_behind
 from autodist.graph.names import node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Mean, PerExample, Propagation, Sum, Unknown
 from autodist.layout.linearity import Linearity, find_linearity
+
+_OF_SHAPES = having(Trait.OF_SHAPES)
 
 
 def find_in_cotangents(
@@ -74,7 +77,9 @@ def find_in_cotangents(
                 result |= met
                 if not met and step.spec_of(name).shape.is_fully_defined():  # it has no rows
                     others += first_unknown(step, flows, [name])
-    return {**result, **rows_behind(step, flows, is_left, others)}
+    result |= rows_behind(step, flows, is_left, others)
+    # Lengths stay those of a replica: the gradient of a gather in batches numbers its rows.
+    return {at: one for at, one in result.items() if not _is_length(step, inputs_of(step, at.node)[at.index])}
 
 
 class _Backward:
@@ -136,3 +141,12 @@ def _has_custom(step: CapturedStep) -> bool:
         node.op == "IdentityN" and b"CustomGradient" in node.attr["_gradient_op_type"].s
         for node in step.graph_index.nodes.values()
     )
+
+
+def _is_length(step: CapturedStep, name: str) -> bool:
+    """Returns True for an integer that is computed from shapes and constants alone."""
+    nodes, data = step.graph_index.nodes, step.graph_index.data
+    if not step.spec_of(name).dtype.is_integer:
+        return False
+    before = reach([node_of(name)], lambda node: () if nodes[node].op in _OF_SHAPES else map(node_of, data[node]))
+    return all(nodes[node].op in _OF_SHAPES or nodes[node].op == "Const" or data[node] for node in before)
