@@ -29,7 +29,7 @@ from autodist.waits import join
 
 log = logging.getLogger("autodist")
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _MARK = Value(SIDE_FILE, lambda: tf.constant(True))
 
@@ -184,9 +184,10 @@ def _is_missing(error: OSError | tf.errors.OpError) -> bool:
 
 
 def _mend(error: OSError | tf.errors.OpError) -> str:
-    # TensorFlow reports a file-size limit as OutOfRangeError.
-    is_full = isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.OutOfRangeError)
-    if is_full or getattr(error, "errno", None) in _FULL:
+    number = getattr(error, "errno", None)
+    if isinstance(error, tf.errors.OutOfRangeError) or number == errno.EFBIG:  # the first is TensorFlow's for EFBIG
+        return "Raise the limit on the size of a file (`ulimit -f`)"
+    if isinstance(error, tf.errors.ResourceExhaustedError) or number in _FULL:
         return "Free some space there"
     return "Check its disk"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.checkpoint import save
 from autodist.checkpoint.content import Content
 from autodist.errors import CheckpointError
 from autodist.strategies import PartitionedPS
@@ -42,19 +44,19 @@ def test_a_disk_that_fills_while_it_saves_leaves_the_last_one(tmp_path, is_in_se
     if is_in_session:
         step(X, IDS)
 
-    def save(step: int) -> None:
+    def save_at(step: int) -> None:
         checkpoint.save(step=step, background=background)
         checkpoint.wait()
 
     limit = 100 if is_in_session else 9_000  # the session's values are written first, in small files
     with (
-        pytest.raises(CheckpointError, match=r"could not be written in .*: .*Free some space"),
+        pytest.raises(CheckpointError, match=r"could not be written in .*: .*Raise the limit on the size of a file"),
         files_of_at_most(limit),
     ):
-        save(2)
+        save_at(2)
     assert sorted(os.listdir(tmp_path)) == before
     assert checkpoint.latest == path and checkpoint.restore() == 1
-    save(3)
+    save_at(3)
     assert checkpoint.restore() == 3
 
 
@@ -63,12 +65,33 @@ def test_a_side_file_that_finds_no_room_leaves_the_last_one(tmp_path):
     checkpoint = autodist().checkpoint(tmp_path, weight=tf.Variable(1.0))
     path = checkpoint.save(step=1)
     before = sorted(os.listdir(tmp_path))
-    with pytest.raises(CheckpointError, match="Free some space there"), files_of_at_most(20_000):
+    with pytest.raises(CheckpointError, match="Raise the limit on the size of a file"), files_of_at_most(20_000):
         checkpoint.save_with(lambda: Content(about={"told": "much" * 6_000}), step=2, background=False)
     assert sorted(os.listdir(tmp_path)) == before
     assert checkpoint.restore() == 1 and checkpoint.latest == path
     checkpoint.save(step=3)
     assert len(os.listdir(tmp_path)) == len(before) + 4
+
+
+@pytest.mark.parametrize(
+    "error, mend",
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "Free some space there"),
+        (tf.errors.ResourceExhaustedError(None, None, "part-0; No space left on device"), "Free some space there"),
+        (OSError(errno.EFBIG, "File too large"), "Raise the limit on the size of a file"),
+        (tf.errors.OutOfRangeError(None, None, "part-0; File too large"), "Raise the limit on the size of a file"),
+        (OSError(errno.EIO, "Input/output error"), "Check its disk"),
+    ],
+)
+def test_each_cause_has_its_mend(tmp_path, monkeypatch, error, mend):
+    checkpoint = autodist().checkpoint(tmp_path, weight=tf.Variable(1.0))
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(save, "write_from_process", fail)
+    with pytest.raises(CheckpointError, match=mend):
+        checkpoint.save(step=1)
 
 
 @pytest.mark.parametrize("folder", ["/proc/checkpoints", "/dev/null", "/dev/null/checkpoints"])
