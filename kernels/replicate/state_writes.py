@@ -98,7 +98,7 @@ def take_state_writes(
     for handle, writes in by_variable.items():
         is_waited_for = handle in owned and stages.is_used_after(handle, writes)
         if is_waited_for or any(w in varying for w in writes):
-            for k, some in enumerate(_runs_of(step, stages, writes)):
+            for k, some in enumerate(_runs_of(step, stages, handle, writes)):
                 run = _Run(
                     tuple(some), tuple(writes), f"{handle}/{k}" if k else handle, changes[-1].write if k else None
                 )
@@ -123,17 +123,27 @@ class _Run:
     after: str | None
 
 
-def _runs_of(step: PlacedStep, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
+def _runs_of(step: PlacedStep, stages: Stages, handle: str, writes: Sequence[str]) -> Iterator[list[str]]:
     """Groups the writes of a variable into runs: no write waits for a run-once node after another write of its run."""
     run: list[str] = []
     for write in writes:
         behind = {c for earlier in run for c in step.graph_index.consumers[earlier] if c in stages.once}
+        behind |= {
+            u
+            for u in _updates_before(stages, write, handle)
+            if not set(run).isdisjoint(stages.writes_before(u, handle))
+        }
         needed: set[str] = reach([write], step.graph_index.sources.__getitem__) if behind else set()
         if not behind.isdisjoint(needed):
             yield run
             run = []
         run.append(write)
     yield run
+
+
+def _updates_before(stages: Stages, name: str, handle: str) -> list[str]:
+    """Returns the run-once writes of a variable, such as an optimizer's update, that are ordered before a node."""
+    return [write for write in stages.writes_before(name, handle) if write in stages.once]
 
 
 _OUT_OF_THE_BRANCH = (
@@ -153,7 +163,7 @@ def _take(editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Varia
                 "differ between replicas; only assign, assign_add and assign_sub can be combined. "
                 + _IN_PLACE_OF.get(op, "Write the whole variable by one of these.")
             )
-    before = _read(editor, variable, run)
+    before = _read(editor, variable, run, _updates_before(stages, writes[0], handle))
     write = _write(editor, variable, run.label, [i for w in writes for i in editor[w].input if is_control(i)])
     made = _made(editor, step, stages, variable, run)
     _require_reads_that_run(step, stages, variable, set(writes))
@@ -182,8 +192,8 @@ def _require_reads_that_run(step: PlacedStep, stages: Stages, variable: Variable
             )
 
 
-def _read(editor: GraphEditor, variable: Variable, run: _Run) -> str:
-    inputs = [variable.handle, *([f"^{run.after}"] if run.after else ())]
+def _read(editor: GraphEditor, variable: Variable, run: _Run, updates: Sequence[str]) -> str:
+    inputs = [variable.handle, *([f"^{run.after}"] if run.after else ()), *(f"^{update}" for update in updates)]
     node = NodeDef(name=f"autodist/state/{run.label}/before", op="ReadVariableOp", input=inputs)
     node.attr["dtype"].type = variable.dtype.as_datatype_enum
     return tensor(editor.add(node))
@@ -240,14 +250,14 @@ def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, run: 
     for name in stages.readers(handle):
         if name in run.every or name in stages.once or name not in editor:
             continue
-        earlier = [w for w in stages.writes_before(name, handle) if w in run.every]
+        earlier = stages.writes_before(name, handle)
         node = editor[name]
-        if not earlier:
+        if set(earlier).isdisjoint(run.every):
             editor.add_control(final, [name])
             continue
         current = max(earlier, key=stages.order.__getitem__)
         if current not in run.writes:
-            continue  # it reads the value after another run of writes
+            continue  # it reads the value after another run of writes, or after an update
         if node.op == "ResourceGather" and not is_in_batches(node):
             _become_gather(editor, node, current)
         elif node.op != "ReadVariableOp":

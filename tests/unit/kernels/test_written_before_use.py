@@ -78,6 +78,37 @@ def spectrally_normalised() -> Step:
     return step
 
 
+def updated_between() -> Step:
+    """A critic's weights are clipped, and updated twice: the second loss reads them after the first update."""
+    w = variable("w", 3, 4)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        w.assign(tf.clip_by_value(w, -0.4, 0.4))
+        for target in (1.0, 2.0):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ w - target) ** 2)
+            w.assign_sub(0.5 * tape.gradient(loss, w))
+        return loss
+
+    return step
+
+
+def normalised_between() -> Step:
+    """A critic's weights are normalised before each of two updates."""
+    w = variable("w", 3, 4)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        for target in (1.0, 2.0):
+            w.assign_add(0.1 * tf.sign(w))
+            with tf.GradientTape() as tape:
+                w.assign(w / tf.norm(w))
+                loss = tf.reduce_mean((x @ w - target) ** 2)
+            w.assign_sub(0.5 * tape.gradient(loss, w))
+        return loss
+
+    return step
+
+
 def twice() -> Step:
     """Written twice before its use, once by an addition, and read by the optimizer's decay."""
     w = variable("w", 3, 2)
@@ -150,6 +181,8 @@ def looked_up() -> Step:
         (clipped, (3, 2)),
         (masked_by_keras, (2, 2)),
         (spectrally_normalised, (2, 1)),
+        (updated_between, (2, 1)),
+        (normalised_between, (2, 2)),
         (twice, (2, 2)),
         (critic, (2, 1)),
         (averaged, (2, 1)),
@@ -167,15 +200,17 @@ def test_owners_hold_what_one_device_leaves(make: Callable[[], Step], shape: tup
 
 
 @pytest.mark.parametrize("options", [{"local_proxy": True}, {"servers": 1}], ids=str)
-def test_proxies_and_owners_without_replicas(options: dict[str, object]) -> None:
-    step, data = clipped(), batches(8, 7)
+@pytest.mark.parametrize("make", [clipped, normalised_between])
+def test_proxies_and_owners_without_replicas(make: Callable[[], Step], options: dict[str, object]) -> None:
+    step, data = make(), batches(8, 7)
     captured = capture(step, *data[0])
-    owners = {"w": 2 if "servers" in options else 1, "other": 0}
+    names = {g.variable for g in captured.step.gradients}
+    owners = {name: owner for name, owner in (("w", 2 if "servers" in options else 1), ("other", 0)) if name in names}
     found = train(captured, plan(captured.step, 2, owners=owners, **options), data)
     assert_same(found, one_device(captured, step, data))
 
 
-@pytest.mark.parametrize("make", [clipped, twice, looked_up])
+@pytest.mark.parametrize("make", [clipped, twice, looked_up, normalised_between])
 def test_shards_with_owners(make: Callable[[], Step]) -> None:
     step, data = make(), batches(8, 7)
     captured = capture(step, *data[0])
