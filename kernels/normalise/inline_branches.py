@@ -13,6 +13,7 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.names import tensor
 from autodist.graph.read_again import writes_read_again
+from autodist.graph.stages import Stages
 from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
@@ -32,7 +33,8 @@ class InlineBranches(Kernel[CapturedStep, CapturedStep]):
     """Inlines the branches of a conditional whose writes cannot stay in one operation.
 
     This is the case if an optimizer writes variables of different owners (gradient accumulation, loss scaling). It is
-    also the case if replicas write state whose values differ and must be reduced. Both branches are then computed, and
+    also the case if replicas write state whose values differ and must be reduced, or a trained variable of an owner
+    before the step uses it: the owner writes it once all gradients have arrived. Both branches are then computed, and
     the condition selects the written values.
 
         If(p, v ← v - g, c ← c + g)      becomes      v ← where(p, v - g, v);  c ← where(p, c, c + g)
@@ -43,7 +45,7 @@ class InlineBranches(Kernel[CapturedStep, CapturedStep]):
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if context.single_replica:
             return step
-        return inline_state(inline_shared_updates(step, context.plan))
+        return inline_state(inline_shared_updates(step, context.plan), context.plan)
 
 
 def inline_shared_updates(step: CapturedStep, plan: Plan) -> CapturedStep:
@@ -74,8 +76,8 @@ def inline_shared_updates(step: CapturedStep, plan: Plan) -> CapturedStep:
     return _inlined(step, chosen) if chosen else step
 
 
-def inline_state(step: CapturedStep) -> CapturedStep:
-    """Inlines conditionals of the compute part that write values which differ between replicas.
+def inline_state(step: CapturedStep, plan: Plan) -> CapturedStep:
+    """Inlines conditionals of the compute part that write values which differ between replicas, or owned variables.
 
     Raises:
         RewriteError: replicas may disagree on such a condition, or it has side effects other than writes of variables.
@@ -86,8 +88,11 @@ def inline_state(step: CapturedStep) -> CapturedStep:
     draws = [name for name, _ in reads_to_offset(GraphEditor(step.graph_def, step.graph_index), step)]
     seeds = [name for call in step.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
     varying = find_replica_dependent(step, sources_of(step, seeds, draws), stages)
+    waited_for = _written_before_use(step, stages, plan)
     chosen = [
-        step.graph_index.nodes[w] for w in stages.state_writes if w in varying and step.graph_index.nodes[w].op == "If"
+        step.graph_index.nodes[w]
+        for w in stages.state_writes
+        if step.graph_index.nodes[w].op == "If" and (w in varying or w in waited_for)
     ]
     if not chosen:
         return step
@@ -105,12 +110,25 @@ def inline_state(step: CapturedStep) -> CapturedStep:
         hindrance = find_hindrance(node, step.graph_def.library)
         if hindrance is not None:
             raise RewriteError(
-                f"{subject} with values that differ between replicas. Both branches cannot be computed, since one "
-                f"contains {hindrance}. Move it out of the condition."
+                f"{subject} {waited_for.get(node.name, 'with values that differ between replicas')}. Both branches "
+                f"cannot be computed, since one contains {hindrance}. Move it out of the condition."
             )
     inlined = _inlined(step, chosen)
     _require_not_read_again(step, inlined)
     return inlined
+
+
+def _written_before_use(step: CapturedStep, stages: Stages, plan: Plan) -> Mapping[str, str]:
+    """Maps the writes of owned trained variables that the step uses afterwards to the reason why they are replaced."""
+    found = {}
+    for gradient in stages.gradients:
+        if plan.owner(gradient.variable) is None:
+            continue
+        handle = step.by_name[gradient.variable].handle
+        writes = [w for w in stages.state_writes if handle in stages.effects[w].writes]
+        if writes and stages.is_used_after(handle, writes):
+            found.update(dict.fromkeys(writes, "before the step uses it, and one worker owns it"))
+    return found
 
 
 def _require_not_read_again(step: CapturedStep, inlined: CapturedStep) -> None:

@@ -53,8 +53,8 @@ def take_fresh(editor: GraphEditor, takers: Iterable[str], taken: Collection[str
         editor.set_inputs(taker, inputs)
 
 
-def take_copy(editor: GraphEditor, takers: Iterable[str], taken: Collection[str], copy: str, value: str) -> None:
-    """Replaces handles that nodes take by the handle of a copy, after the copy has been refreshed.
+def take_copy(editor: GraphEditor, takers: Iterable[str], taken: Collection[str], copy: str, value: str) -> list[str]:
+    """Replaces handles that nodes take by the handle of a copy, after the copy has been refreshed; returns added nodes.
 
     Args:
         editor: the editor of the graph.
@@ -63,4 +63,6 @@ def take_copy(editor: GraphEditor, takers: Iterable[str], taken: Collection[str]
         copy: handle of the copy.
         value: the node that computes the copy's new value.
     """
-    take_fresh(editor, takers, taken, refresh_copy(editor, copy, value))
+    fresh = refresh_copy(editor, copy, value)
+    take_fresh(editor, takers, taken, fresh)
+    return [f"{value}/refresh", fresh]

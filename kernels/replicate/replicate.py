@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import is_control, node_of, output_index
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import Origins
-from autodist.graph.parts import PendingReductionKind
+from autodist.graph.parts import PendingReductionKind, Variable
 from autodist.graph.recomputation import backward_passes
 from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
@@ -37,7 +37,7 @@ from autodist.kernels.replicate.reductions import (
     Statistics,
 )
 from autodist.kernels.replicate.split_batch import split_batch
-from autodist.kernels.replicate.state_writes import take_state_writes
+from autodist.kernels.replicate.state_writes import StateChange, take_state_writes
 from autodist.layout import Kind, PerExample, Propagation, Unknown
 
 _SEEDED = having(Trait.SEEDED)
@@ -92,7 +92,7 @@ class _Replication:
         )
         added = self._draw_for_own_examples(states, varying)
         changes = take_state_writes(self.editor, self.step, self.stages, varying)
-        varying |= {node_of(c.after) for c in changes}
+        varying |= {node_of(c.after) for c in changes}.union(*(c.added for c in changes))
         varying.update(added.nodes)
         clones = self._clone(frozenset(varying) - set(map(node_of, self.step.inputs)))
         self._vary_draws(clones, added.indices)
@@ -120,6 +120,7 @@ class _Replication:
         edited = self.editor.to_step()
         return ReplicatedStep.of(
             edited,
+            variables=(*edited.variables, *_copies_of(changes, clones)),
             origin_of=_origins_of_copies(self.step.origin_of, copies),
             noted=self._specs_of_copies(edited.noted, copies),
             inputs={**self.step.inputs, **parts.given},
@@ -214,6 +215,14 @@ class _Replication:
 def _backward_of(step: PlacedStep, context: Context) -> tuple[frozenset[str], ...]:
     """Returns the nodes of the backward passes if blocks are recomputed: the seeds that lead to them are replaced."""
     return backward_passes(step) if context.plan.recomputed_blocks else ()
+
+
+def _copies_of(changes: Sequence[StateChange], clones: Sequence[Mapping[str, str]]) -> Iterator[Variable]:
+    """Yields the variables from which each replica's branches and loops read what it has written before."""
+    for copy in (copy for change in changes for copy in change.copies):
+        for renamed in clones:
+            handle = renamed[copy.handle]
+            yield replace(copy, name=f"{handle.removesuffix(copy.handle)}{copy.name}", handle=handle)
 
 
 def _has_length(spec: tf.TensorSpec, axis: int) -> bool:

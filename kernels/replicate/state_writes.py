@@ -16,7 +16,9 @@ from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
 from autodist.graph.step import PlacedStep
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
+from autodist.kernels.place.copies import add_copy, take_copy
 
 _ARITHMETIC = {s.assign: s.arithmetic for s in SUMS}
 
@@ -52,6 +54,8 @@ class StateChange:
         made: by captured write, in order, the composition of the value after it.
         write: the node that writes the combined value; its value input is set later.
         label: used in node names.
+        copies: variables that hold this replica's value for branches and loops, which take a handle.
+        added: the nodes of these copies.
     """
 
     variable: Variable
@@ -60,6 +64,8 @@ class StateChange:
     made: Mapping[str, Made]
     write: str
     label: str
+    copies: tuple[Variable, ...] = ()
+    added: frozenset[str] = frozenset()
 
     @property
     def in_all(self) -> Made:
@@ -74,7 +80,7 @@ class StateChange:
 
 
 def take_state_writes(
-    editor: GraphEditor, step: PlacedStep, stages: Stages, varying: Collection[str]
+    editor: StepEditor[PlacedStep], step: PlacedStep, stages: Stages, varying: Collection[str]
 ) -> list[StateChange]:
     """Replaces writes of replica-dependent values in the compute part by arithmetic and a single write per variable.
 
@@ -153,7 +159,9 @@ _OUT_OF_THE_LOOP = "Use a loop of Python (range in place of tf.range), or call t
 _IN_PLACE_OF = {"Case": _OUT_OF_THE_BRANCH, **dict.fromkeys(having(Trait.LOOP), _OUT_OF_THE_LOOP)}
 
 
-def _take(editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Variable, run: _Run) -> StateChange:
+def _take(
+    editor: StepEditor[PlacedStep], step: PlacedStep, stages: Stages, variable: Variable, run: _Run
+) -> StateChange:
     handle, writes = variable.handle, run.writes
     for write in writes:
         op = editor[write].op
@@ -167,13 +175,14 @@ def _take(editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Varia
     write = _write(editor, variable, run.label, [i for w in writes for i in editor[w].input if is_control(i)])
     made = _made(editor, step, stages, variable, run)
     _require_reads_that_run(step, stages, variable, set(writes))
-    _reads_become_values(editor, stages, handle, run, write)
+    copies = _reads_become_values(editor, stages, variable, run, write)
+    added = frozenset(node for nodes in copies.values() for node in nodes)
     for w in writes:
         earlier = [e for e in stages.writes_before(w, handle) if e in writes and e != w]
         _become_value(editor, editor[w], tensor(max(earlier, key=stages.order.__getitem__)) if earlier else before)
         outside = [c for c in editor.consumers(w) if c in stages.once or c == write]
         editor.replace_control(w, [write], outside)
-    return StateChange(variable, before, tensor(writes[-1]), made, write, run.label)
+    return StateChange(variable, before, tensor(writes[-1]), made, write, run.label, tuple(copies), added)
 
 
 def _require_reads_that_run(step: PlacedStep, stages: Stages, variable: Variable, writes: set[str]) -> None:
@@ -246,11 +255,15 @@ def _addend(
     return None
 
 
-def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, run: _Run, final: str) -> None:
-    for name in stages.readers(handle):
+def _reads_become_values(
+    editor: StepEditor[PlacedStep], stages: Stages, variable: Variable, run: _Run, final: str
+) -> dict[Variable, list[str]]:
+    """Gives the reads after each write of a run its value; returns the copies that hold it, with their nodes."""
+    copies: dict[Variable, list[str]] = {}
+    for name in stages.readers(variable.handle):
         if name in run.every or name in stages.once or name not in editor:
             continue
-        earlier = stages.writes_before(name, handle)
+        earlier = stages.writes_before(name, variable.handle)
         node = editor[name]
         if set(earlier).isdisjoint(run.every):
             editor.add_control(final, [name])
@@ -260,14 +273,27 @@ def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, run: 
             continue  # it reads the value after another run of writes, or after an update
         if node.op == "ResourceGather" and not is_in_batches(node):
             _become_gather(editor, node, current)
-        elif node.op != "ReadVariableOp":
-            raise RewriteError(
-                f"{name} ({node.op}) reads {handle} after the step wrote it outside any optimizer's update; only a "
-                "plain read can follow such a write within the compute part. Read the variable as a whole before using "
-                "it."
-            )
-        else:
+        elif node.op == "ReadVariableOp":
             editor.pass_on(name, tensor(current), tf.as_dtype(node.attr["dtype"].type))
+        else:
+            copy, nodes = _take_value(editor, variable, name, current)
+            copies[copy] = nodes
+    return copies
+
+
+def _take_value(
+    editor: StepEditor[PlacedStep], variable: Variable, name: str, current: str
+) -> tuple[Variable, list[str]]:
+    """Makes a branch, loop or function read the value after a write, from a copy; returns the copy and its nodes."""
+    suffix = f"/written_before/{name}"
+    copy = replace(variable, name=f"{variable.name}{suffix}", handle=f"{variable.handle}{suffix}", trainable=False)
+    add_copy(editor, variable, copy.handle, suffix)
+    value = NodeDef(name=f"{copy.handle}/value", op="Identity", input=[current])
+    value.attr["T"].type = variable.dtype.as_datatype_enum
+    editor.add(value)
+    editor.note({tensor(value.name): tf.TensorSpec(variable.shape, variable.dtype)})
+    refresh = take_copy(editor, [name], [tensor(variable.handle)], copy.handle, value.name)
+    return copy, [copy.handle, value.name, *refresh]
 
 
 def _become_gather(editor: GraphEditor, node: NodeDef, current: str) -> None:

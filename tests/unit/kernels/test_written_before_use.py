@@ -78,6 +78,86 @@ def spectrally_normalised() -> Step:
     return step
 
 
+def spectrally_normalised_twice() -> Step:
+    """A discriminator is called for real and generated examples; the second call reads in a branch what it wrote.
+
+    It is updated twice.
+    """
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(2, dtype="float64"), dtype="float64")
+    layer.build([None, 3])
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        for target in (1.0, 2.0):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((layer(x, training=True) - layer(tf.tanh(x), training=True) - target) ** 2)
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            for v, gradient in zip(layer.trainable_variables, gradients, strict=True):
+                v.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+def clipped_at_times() -> Step:
+    """Weights are clipped in every second step, in a branch."""
+    w, count = variable("w", 3, 4), tf.Variable(0, name="count", trainable=False)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        count.assign_add(1)
+        tf.cond(count % 2 == 0, lambda: w.assign(tf.clip_by_value(w, -0.4, 0.4)), lambda: tf.identity(w))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w - 1.0) ** 2)
+        w.assign_sub(0.5 * tape.gradient(loss, w))
+        return loss
+
+    return step
+
+
+def differentiated_in_a_branch() -> Step:
+    """Weights are clipped, and a branch computes the loss with them."""
+    w = variable("w", 3, 4)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        w.assign(tf.clip_by_value(w, -0.4, 0.4))
+        with tf.GradientTape() as tape:
+            y = tf.cond(tf.reduce_all(w < 0.5), lambda: tf.tanh(x @ w), lambda: x @ w)
+            loss = tf.reduce_mean((y - 1.0) ** 2)
+        w.assign_sub(0.5 * tape.gradient(loss, w))
+        return loss
+
+    return step
+
+
+def penalised_in_a_branch() -> Step:
+    """Weights are clipped, and a branch penalises them."""
+    w = variable("w", 3, 4)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        w.assign(tf.clip_by_value(w, -0.4, 0.4))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w - 1.0) ** 2)
+            loss += tf.cond(tf.reduce_all(w < 0.5), lambda: tf.reduce_sum(w**2), lambda: 0.0 * loss)
+        w.assign_sub(0.5 * tape.gradient(loss, w))
+        return loss
+
+    return step
+
+
+def used_in_a_loop() -> Step:
+    """Recurrent weights are normalised, and a loop over time uses them."""
+    w = variable("w", 3, 3)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        w.assign(w / tf.norm(w))
+        with tf.GradientTape() as tape:
+            _, y = tf.while_loop(lambda k, y: k < 3, lambda k, y: (k + 1, tf.tanh(y @ w)), (0, x))
+            loss = tf.reduce_mean((y - 1.0) ** 2)
+        w.assign_sub(0.5 * tape.gradient(loss, w))
+        return loss
+
+    return step
+
+
 def updated_between() -> Step:
     """A critic's weights are clipped, and updated twice: the second loss reads them after the first update."""
     w = variable("w", 3, 4)
@@ -181,6 +261,11 @@ def looked_up() -> Step:
         (clipped, (3, 2)),
         (masked_by_keras, (2, 2)),
         (spectrally_normalised, (2, 1)),
+        (spectrally_normalised_twice, (2, 1)),
+        (clipped_at_times, (2, 1)),
+        (differentiated_in_a_branch, (2, 2)),
+        (penalised_in_a_branch, (2, 1)),
+        (used_in_a_loop, (2, 1)),
         (updated_between, (2, 1)),
         (normalised_between, (2, 2)),
         (twice, (2, 2)),
@@ -210,7 +295,9 @@ def test_proxies_and_owners_without_replicas(make: Callable[[], Step], options: 
     assert_same(found, one_device(captured, step, data))
 
 
-@pytest.mark.parametrize("make", [clipped, twice, looked_up, normalised_between])
+@pytest.mark.parametrize(
+    "make", [clipped, twice, looked_up, clipped_at_times, penalised_in_a_branch, normalised_between]
+)
 def test_shards_with_owners(make: Callable[[], Step]) -> None:
     step, data = make(), batches(8, 7)
     captured = capture(step, *data[0])
@@ -244,3 +331,25 @@ def test_a_variable_that_only_the_update_reads_stays_at_its_owner() -> None:
     assert not item.graph_index.of_op("ReadVariableOp")
     queues = [node.attr["shared_name"].s.decode() for node in item.graph_index.of_op("FIFOQueueV2")]
     assert len([name for name in queues if "values" in name]) == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2), (2, 2)], ids=str)
+def test_branches_and_loops_read_what_each_replica_wrote(shape: tuple[int, int]) -> None:
+    """State that differs between replicas and holds numbers for examples, without a gradient."""
+    w, mean = variable("w", 3, 2), tf.Variable(np.zeros(3), name="mean", trainable=False)
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(x, 0))
+        in_branch = tf.cond(tf.size(x) > 0, lambda: tf.reduce_sum(mean * 2.0), lambda: tf.constant(0.0, tf.float64))
+        _, in_loop = tf.while_loop(
+            lambda k, y: k < 3, lambda k, y: (k + 1, y + tf.reduce_sum(mean)), (0, tf.constant(0.0, tf.float64))
+        )
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w - 1.0) ** 2)
+        w.assign_sub(0.5 * tape.gradient(loss, w))
+        return loss, in_branch, in_loop
+
+    data = batches(8, 7)
+    captured = capture(step, *data[0])
+    found = train(captured, plan(captured.step, *shape), data)
+    assert_same(found, one_device(captured, step, data), 1e-11)
