@@ -16,7 +16,7 @@ from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.graph.waiting import nearest_before
 from autodist.kernels.base import Context
-from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.buckets import key_of_tensors
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup
 from autodist.kernels.communicate.value_messages import ValueMessages
@@ -145,8 +145,8 @@ class BackgroundProgram:
         """Sends tensors from the step to its update; returns the nodes that the step must run for it."""
         if not names:
             return []
-        key, me = f"received/{digest(';'.join(names))}", self.context.worker
         specs = [self._spec(name) for name in names]
+        key, me = f"received/{key_of_tensors(names, specs)}", self.context.worker
         with subgraph(self.editor, f"{key}/send") as f, self._local_cpu():
             values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]
             exchange = Communicator(f, self.context, key, Group.of_workers([me]), self._capacity)
@@ -180,16 +180,15 @@ class BackgroundProgram:
     def _receive(self, part: WorkerPart) -> None:
         incoming = [t for t in part.transfers if t.reader == self.context.worker]
         for source, names in _by(incoming, lambda t: t.source).items():
-            self._receive_tensors(
-                _boundary_key(names), source, names, [self._spec_between(part, name) for name in names]
-            )
+            specs = [self._spec_between(part, name) for name in names]
+            self._receive_tensors(_boundary_key(names, specs), source, names, specs)
 
     def _send(self, part: WorkerPart, sent: Sequence[Transfer]) -> None:
         for reader, names in _by(sent, lambda t: t.reader).items():
-            key = _boundary_key(names)
+            specs = [self._spec_between(part, name) for name in names]
+            key = _boundary_key(names, specs)
             with subgraph(self.editor, f"{key}/{reader}/send") as f, self._local_cpu():
                 exchange = Communicator(f, self.context, key, self._pair(reader), self._capacity)
-                specs = [self._spec_between(part, name) for name in names]
                 values = [f.input(self._now(n), s.dtype, s.shape) for n, s in zip(names, specs, strict=True)]
                 exchange.send(reader, "needed", values)
             self.effects += exchange.effects
@@ -237,5 +236,5 @@ def _by(transfers: Iterable[Transfer], worker_of: Callable[[Transfer], int]) -> 
     return found
 
 
-def _boundary_key(names: Sequence[str]) -> str:
-    return f"between_owners/{digest(';'.join(names))}"
+def _boundary_key(names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> str:
+    return f"between_owners/{key_of_tensors(names, specs)}"

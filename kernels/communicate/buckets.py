@@ -135,6 +135,12 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def key_of_tensors(names: Iterable[str], specs: Iterable[tf.TensorSpec]) -> str:
+    """Returns a hash of tensors' names, dtypes and shapes: steps may have tensors of equal names and other shapes."""
+    described = (f"{name} {spec.dtype.name} {spec.shape}" for name, spec in zip(names, specs, strict=True))
+    return digest(";".join(described))
+
+
 def sent_order(reductions: Sequence[PendingReduction]) -> list[PendingReduction]:
     """Returns reductions in the order in which they are sent: as the backward pass computes them, rows at the end."""
     dense = [pending for pending in reversed(reductions) if not pending.is_sparse]

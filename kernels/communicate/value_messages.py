@@ -13,7 +13,7 @@ from autodist.graph.parts import Variable
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context
-from autodist.kernels.communicate.buckets import PACK_BYTES, digest, sent_order
+from autodist.kernels.communicate.buckets import PACK_BYTES, key_of_tensors, sent_order
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup
 from autodist.kernels.communicate.read_cached_copies import copy_of
@@ -161,4 +161,6 @@ class ValueMessages:
         """Returns the tag of a message with the values of some variables, the same in all programs that send them."""
         if not variables:
             return "done"
-        return f"values/{digest(';'.join(variable.name + self._encoding(variable) for variable in variables))}"
+        names = [variable.name + self._encoding(variable) for variable in variables]
+        specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
+        return f"values/{key_of_tensors(names, specs)}"

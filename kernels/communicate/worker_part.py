@@ -16,7 +16,7 @@ from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
-from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.buckets import key_of_tensors
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.node_assignment import (
     EVERYWHERE,
@@ -128,8 +128,8 @@ class WorkerPart:
     def _exchange(self, results: Results, context: Context, together: Transfer, names: list[str]) -> None:
         source, reader = together.source, together.reader
         place = f"{together.level}/{together.round}"
-        key = f"update_input/{place}/{digest(';'.join(names))}"
         specs = [self.brought.get(name) or self.step.spec_of(name) for name in names]
+        key = f"update_input/{place}/{key_of_tensors(names, specs)}"
         readers = [self._own_readers(results.editor, name) for name in names]
         with subgraph(results.editor, f"update_input/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
             exchange = Communicator(f, context, key, Group.of_workers([source, reader]))
