@@ -86,7 +86,7 @@ def capture_function(
     """
     builds_for_xla = jit_compile if builds_for_xla is None else builds_for_xla
     trace = functools.partial(_trace, function, arguments, builds_for_xla, autograph)
-    capture = functools.partial(_capture, trace, tuple(batch_axes))
+    capture = functools.partial(_capture, trace, tuple(batch_axes), set())
     made = with_global_statistics(capture) if is_split else capture(None)
     made = made.compiled(jit_compile, builds_for_xla)
     warn_of_variables_without_gradient(made.captured.step, made.notes)
@@ -117,8 +117,20 @@ class _Made:
 def _capture(
     trace: Callable[..., tuple[Any, GradientNotes, AllReduceNotes]],
     batch_axes: Sequence[int | None],
+    branches: set[str],
     statistics: BatchStatistics | None,
 ) -> _Made:
+    """Captures a trace.
+
+    Args:
+        trace: traces the step with statistics of the whole batch.
+        batch_axes: as for `capture_function`.
+        branches: the conditionals known to compute gradients; those that are found are added.
+        statistics: those of the whole batch.
+    """
+    if branches:
+        statistics = statistics or BatchStatistics({}, None)
+        statistics.trace_branches(branches)
     with fusing_batch_norms() as norms, _recording_overwrites() as overwritten:
         concrete, noted, sums = trace(statistics)
     if norms.are_differentiated_twice:
@@ -126,10 +138,9 @@ def _capture(
         concrete, noted, sums = trace(statistics)
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
-    if branches := find_training_branches(graph, noted.calls):
-        statistics = statistics or BatchStatistics({}, None)
-        if statistics.trace_branches(branches):
-            return _capture(trace, batch_axes, statistics)
+    if more := find_training_branches(graph, noted.calls) - branches:
+        branches |= more
+        return _capture(trace, batch_axes, branches, statistics)
     require_synchronizable(noted.calls, calls)
     definition = of_no_task(graph.as_graph_def())
     forget_custom_gradients(definition)

@@ -104,12 +104,9 @@ class BatchStatistics:
         with patched({CREATE_OP: create}), self._branches.replacing():
             yield
 
-    def trace_branches(self, branches: Collection[str]) -> bool:
-        """Makes the next trace have both branches of more conditionals; returns False if it has them already."""
-        names = {*self._branches.names, *branches}
-        is_more = names != {*self._branches.names}
-        self._branches, self.made = BranchesInGraph(names), {}
-        return is_more
+    def trace_branches(self, branches: Collection[str]) -> None:
+        """Makes the next trace have both branches of more conditionals."""
+        self._branches, self.made = BranchesInGraph({*self._branches.names, *branches}), {}
 
     @property
     def is_made(self) -> bool:

@@ -16,6 +16,7 @@ from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graphs import is_of_function
 from autodist.graph.functions import branches_of, functions_by_name
 from autodist.graph.ops import Trait, having
+from autodist.graph.origins import line_of
 from autodist.graph.read_again import may_have_both
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
@@ -45,9 +46,10 @@ def find_training_branches(graph: tf.Graph, noted: Sequence[RecordedGradientCall
     result = {node.name for node in nodes if node is not None and node.op == "If" and may_have_both(node, functions)}
     if None in nodes or len(result) < len({node.name for node in nodes if node is not None}):
         return frozenset()
+    lines = [line_of(graph.get_operation_by_name(name)) or name for name in sorted(result)]
     log.info(
         "the step computes its gradients in tf.cond (%s): each step computes both branches, and keeps the results of "
-        "one.", ", ".join(sorted(result)), extra=ALIKE_EVERYWHERE,
+        "one.", ", ".join(lines), extra=ALIKE_EVERYWHERE,
     )  # fmt: skip
     return frozenset(result)
 
