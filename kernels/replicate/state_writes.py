@@ -12,7 +12,7 @@ from autodist.graph.control_flow import find_in_branches
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import is_in_batches
-from autodist.graph.ops import SUMS, Trait, having
+from autodist.graph.ops import SUMS, Trait, having, writes_rows
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
 from autodist.graph.step import PlacedStep
@@ -156,6 +156,11 @@ _OUT_OF_THE_BRANCH = (
     "Return the new value from tf.switch_case, the old one if nothing changes, and assign it; or use tf.cond."
 )
 _OUT_OF_THE_LOOP = "Use a loop of Python (range in place of tf.range), or call the step once for each iteration."
+_BY_ONE_OF_THESE = "Write the whole variable by one of these."
+_BY_GATHERED_ROWS = (
+    "Write rows and places of the whole batch, from tensors that "
+    "tf.distribute.get_replica_context().all_gather(rows, axis=0) returns."
+)
 _IN_PLACE_OF = {"Case": _OUT_OF_THE_BRANCH, **dict.fromkeys(having(Trait.LOOP), _OUT_OF_THE_LOOP)}
 
 
@@ -169,7 +174,7 @@ def _take(
             raise RewriteError(
                 f"the step writes {variable.name} by {op} ({write}) outside any optimizer's update, with values that "
                 "differ between replicas; only assign, assign_add and assign_sub can be combined. "
-                + _IN_PLACE_OF.get(op, "Write the whole variable by one of these.")
+                + _IN_PLACE_OF.get(op, _BY_GATHERED_ROWS if writes_rows(op) else _BY_ONE_OF_THESE)
             )
     before = _read(editor, variable, run, _updates_before(stages, writes[0], handle))
     write = _write(editor, variable, run.label, [i for w in writes for i in editor[w].input if is_control(i)])

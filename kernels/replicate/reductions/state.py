@@ -170,7 +170,8 @@ class StateReductions:
             aggregation = Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA
         log.warning(
             "%s becomes %s: it is not known how the value that the step writes depends on the batch (%s). Compute it "
-            "from means and sums over the batch, or set the variable's `aggregation`.",
+            "from means and sums over the batch, or from rows returned by "
+            "tf.distribute.get_replica_context().all_gather(rows, axis=0); or set the variable's `aggregation`.",
             variable.name, _GUESSES[aggregation], reason, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
         return self._as_declared(f, change, aggregation)

@@ -71,6 +71,21 @@ def a_queue_of_gathered_rows():
     return step
 
 
+def centres_of_gathered_rows():
+    """Each class's centre moves towards its examples, by a step that their number divides (centre loss)."""
+    weight, centres = of_weight(), state(CLASSES, 2)
+
+    def step(x):
+        loss = trained(weight, lambda: tf.reduce_mean((x @ weight - tf.gather(centres, classes_of(x))) ** 2))
+        rows, classes = map(tf.distribute.get_replica_context().all_gather, (x @ weight, classes_of(x)), (0, 0))
+        _, group, counts = tf.unique_with_counts(classes)
+        counted = tf.cast(1 + tf.gather(counts, group), x.dtype)[:, None]
+        centres.scatter_sub(tf.IndexedSlices((tf.gather(centres, classes) - rows) / counted, classes))
+        return loss
+
+    return step
+
+
 def rows_added_on_a_condition():
     weight, counts, steps = of_weight(), state(CLASSES), tf.Variable(0, trainable=False, name="steps")
 
@@ -88,7 +103,13 @@ LAYOUTS = {
     "2 replicas": lambda step: plan(step, 1, 2),
     "2 workers, server": lambda step: plan(step, 2, 1, {g.variable: 1 for g in step.gradients}),
 }
-STEPS = [counts_of_classes, losses_in_a_ring, a_queue_of_gathered_rows, rows_added_on_a_condition]
+STEPS = [
+    counts_of_classes,
+    losses_in_a_ring,
+    a_queue_of_gathered_rows,
+    centres_of_gathered_rows,
+    rows_added_on_a_condition,
+]
 BATCHES = [(np.random.default_rng(n).normal(size=(n, 3)),) for n in (6, 5, 2, 7)]
 
 
@@ -125,5 +146,7 @@ def rows_that_examples_overwrite():
 @pytest.mark.parametrize("make", [a_loss_that_reads_the_counts, rows_that_examples_overwrite])
 def test_rows_that_replicas_cannot_combine_are_refused_by_name(make):
     captured = capture(make(), BATCHES[0][0])
-    with pytest.raises(RewriteError, match="state by ResourceScatter.*Write the whole variable"):
+    with pytest.raises(
+        RewriteError, match="state by ResourceScatter.*Write rows and places of the whole batch.*all_gather"
+    ):
         train(captured, LAYOUTS["2 replicas"](captured.step), BATCHES)
