@@ -15,6 +15,7 @@ from tensorflow.python.framework.ops import EagerTensor  # the class of all eage
 
 from autodist.capture.training_hooks import is_distributing
 from autodist.errors import AutoDistError, CaptureError
+from autodist.logs.formatting import words_of
 from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
 
@@ -55,7 +56,7 @@ def explaining_open_axes() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if _NO_LENGTH.search(str(error)) and not isinstance(error, AutoDistError):
+        if _NO_LENGTH.search(words_of(error)) and not isinstance(error, AutoDistError):
             error.add_note(
                 "AutoDist captures a step with its batch axis open: x.shape[0] of an argument x is None there. Use "
                 "tf.shape(x)[0] instead, or -1 in tf.reshape."

@@ -84,11 +84,17 @@ _OP_DETAILS = re.compile(r"^\{\{function_node .*?\}\} | \[Op:\w+\].*$")
 
 
 def words_of(error: BaseException) -> str:
-    """Returns the message of an error; of TensorFlow's errors without tracebacks, on one line."""
+    """Returns the message of an error; of TensorFlow's errors without tracebacks, on one line.
+
+    An exception of the script may have no text, since its `__str__` raises; Python prints the same words for it.
+    """
     import tensorflow as tf
 
     if not isinstance(error, tf.errors.OpError):
-        return str(error)
+        try:
+            return str(error)
+        except Exception:  # noqa: BLE001 - code of the script
+            return "<exception str() failed>"
     lines = [line.strip() for line in str(error.message).splitlines()]
     kept = [_OP_DETAILS.sub("", line) for line in lines if not _OPERATION_LINE.match(line)]
     return "; ".join(dict.fromkeys(kept)) or str(error.message)

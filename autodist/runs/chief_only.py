@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from autodist.errors import CheckpointError
+from autodist.logs.formatting import words_of
 
 if TYPE_CHECKING:
     from autodist.runs.run import Run
@@ -97,7 +98,7 @@ class ChiefOnly:
             try:
                 result = act()
             except Exception as error:
-                self._run.coordination.broadcast((str(error) or type(error).__name__).encode())
+                self._run.coordination.broadcast((words_of(error) or type(error).__name__).encode())
                 raise
             finally:
                 self.all_wait = self._run.workers == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from autodist.logs.formatting import words_of
+from autodist.logs.formatting import summary_of, words_of
 
 
 def read(path: str) -> tf.Tensor:
@@ -51,3 +51,11 @@ def test_errors_of_several_operations_are_told_once_each(message: str, told: str
 
 def test_what_else_is_raised_keeps_its_words() -> None:
     assert words_of(OSError(28, "No space left on device", "/here")) == "[Errno 28] No space left on device: '/here'"
+
+
+def test_an_exception_whose_text_cannot_be_made_is_named_all_the_same() -> None:
+    class Textless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert summary_of(Textless()) == "Textless: <exception str() failed>"

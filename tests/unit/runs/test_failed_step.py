@@ -26,6 +26,18 @@ def test_a_step_that_others_wait_for_is_the_last():
     assert not reached
 
 
+def test_a_step_is_missed_too_if_its_error_has_no_text():
+    class Textless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    missed = FailedStepGuard(lambda: True)
+    with pytest.raises(Textless), missed.guarding():
+        raise Textless
+    with pytest.raises(ClusterError, match=r"earlier step \(Textless: <exception str\(\) failed>\)"), missed.guarding():
+        pass
+
+
 def test_a_worker_that_is_alone_may_try_again():
     missed = FailedStepGuard(lambda: False)
     with pytest.raises(ValueError, match="too long"), missed.guarding():
