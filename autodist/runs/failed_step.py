@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 
 from autodist.errors import ClusterError, WorkerFailedError
-from autodist.logs.formatting import words_of
+from autodist.logs.formatting import summary_of, words_of
 
 
 class FailedStepGuard:
@@ -29,6 +29,8 @@ class FailedStepGuard:
 
     Attributes:
         step_lock: the argument.
+        refused: summary of the last error that no other worker waited for, if it came before the first step; None if
+            there was none.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class FailedStepGuard:
         self._met_by_all: BaseException | None = None
         self._is_over = False
         self._last_step_at: float | None = None
+        self.refused: str | None = None
 
     def __bool__(self) -> bool:
         """True if a step was missed."""
@@ -57,6 +60,11 @@ class FailedStepGuard:
     def error(self) -> BaseException | None:
         """The error of the missed step; None if none was missed."""
         return self._error
+
+    @property
+    def has_stepped(self) -> bool:
+        """True if a step was made."""
+        return self._last_step_at is not None
 
     def has_stepped_since(self, moment: float) -> bool:
         """Returns True if a step was made later than `moment`, by `time.monotonic`."""
@@ -92,6 +100,8 @@ class FailedStepGuard:
             self._last_step_at = time.monotonic() if is_step else self._last_step_at
         elif self._others_wait():
             self._settle(error, is_before)
+        elif isinstance(error, Exception) and not self.has_stepped:
+            self.refused = summary_of(error)  # a text, since the error would keep the arguments of the step alive
 
     @contextmanager
     def guarding_until_step(self) -> Iterator[None]:

@@ -47,6 +47,16 @@ def test_a_worker_that_is_alone_may_try_again():
     assert not missed
 
 
+def test_the_error_before_the_first_step_is_kept_for_the_end_of_a_script_that_catches_it():
+    guard = FailedStepGuard(lambda: False)
+    with pytest.raises(ValueError, match="too long"), guard.guarding(is_step=False, is_before=True):
+        raise ValueError("too long")
+    assert guard.refused == "ValueError: too long" and not guard.has_stepped
+    with guard.guarding():
+        pass
+    assert guard.has_stepped
+
+
 def test_an_interrupted_step_is_missed_too():
     missed = FailedStepGuard(lambda: True)
     with pytest.raises(KeyboardInterrupt), missed.guarding():
