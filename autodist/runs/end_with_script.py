@@ -85,7 +85,8 @@ def _end_function(run: Run, alone: UndistributedScript, hosted: HostedFunction) 
 
 def _warn_at_the_end(run: Run, alone: UndistributedScript) -> None:
     alone.leave_state(run.has_idle_workers)
-    if run.failed_step.refused is not None and not run.failed_step.has_stepped and run.index == 0:
+    is_refused = run.failed_step.refused is not None and not run.failed_step.has_stepped
+    if is_refused and run.workers > 1 and run.index == 0:  # the others may have waited for the step
         log.warning("No training step was distributed: the script has caught %s", run.failed_step.refused)
     if run.shards_files and not run.coordination.has_agreed:
         log.warning("%s", NO_FILES_SHARDED, extra=ALIKE_EVERYWHERE)
