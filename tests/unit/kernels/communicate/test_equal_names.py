@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +11,7 @@ import tensorflow as tf
 from autodist.graph.step import Step
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
 
-MODES: dict[str, dict[str, object]] = {
+MODES: dict[str, dict[str, Any]] = {
     "all-reduce": {"owners": {}},
     "servers": {},
     "cached copies": {"local_proxy": True},
