@@ -57,17 +57,23 @@ def end_at_exit(run: Run, alone: UndistributedScript, process: int) -> None:
     if os.getpid() != process:
         return  # forked from the worker's process, whose run is still active
     try:
-        if not watch_script_end().is_bad:
-            _warn_at_the_end(run, alone)
-        is_well = _finishes_well(run)
-        if run.spec.is_elastic and (rendezvous := elastic_rendezvous()):
-            rendezvous.dismiss(not is_well and _starts_again(run), "" if is_well else run.end.reason)
-        if not is_well:
-            _restart(run)
-    except SystemExit:
-        return  # SIGTERM ends the process with this exception
+        _end_well_or_restart(run, alone)
+    except SystemExit:  # SIGTERM ends the process with this exception
+        # The chief stops this worker while it ends, for example if all scripts raise the same error.
+        run.end.end_threads()
     except KeyboardInterrupt:
         watch_script_end().end_by(signal.SIGINT)
+        run.end.end_threads()
+
+
+def _end_well_or_restart(run: Run, alone: UndistributedScript) -> None:
+    if not watch_script_end().is_bad:
+        _warn_at_the_end(run, alone)
+    is_well = _finishes_well(run)
+    if run.spec.is_elastic and (rendezvous := elastic_rendezvous()):
+        rendezvous.dismiss(not is_well and _starts_again(run), "" if is_well else run.end.reason)
+    if not is_well:
+        _restart(run)
 
 
 def _end_function(run: Run, alone: UndistributedScript, hosted: HostedFunction) -> None:

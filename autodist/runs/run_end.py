@@ -66,6 +66,7 @@ class RunEnd:
             call, another call goes on.
 
     Attributes:
+        end_threads: the argument.
         before: callbacks for the end of the script, called while all values still exist; if one raises, the run fails
             with that error.
         reason: the reason for stopping the others, if the script fails.
@@ -87,7 +88,7 @@ class RunEnd:
         end_threads: Callable[[], None],
     ) -> None:
         self._spec, self._is_chief, self._peers, self._failed_step = spec, is_chief, peers, failed_step
-        self._await_updates, self._close_session, self._end_threads = await_updates, close_session, end_threads
+        self._await_updates, self._close_session, self.end_threads = await_updates, close_session, end_threads
         self.code_end: CodeEnd = watch_script_end()
         peers.on_observed = self._note_if_held
         self._filters_log = is_chief  # other workers' agents filter their output all the time
@@ -256,12 +257,7 @@ class RunEnd:
             self._peers.abort(_INTERRUPTED)
             raise
         finally:
-            try:
-                self._end_threads()
-            except (KeyboardInterrupt, SystemExit):
-                # The chief stops this worker while it ends, for example if all scripts raise the same error.
-                self._end_threads()
-                raise
+            self.end_threads()
 
     def _finish(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from autodist.errors import AutoDistError, CheckpointError, ClusterError, MachinesAwayError, WorkerFailedError
 from autodist.resources import ResourceSpec
-from autodist.runs import run_end
+from autodist.runs import end_with_script, run_end
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.run_end import RunEnd
 
@@ -142,21 +143,26 @@ def test_ctrl_c_before_the_end_has_begun_stops_the_others(
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(143)])
-def test_a_signal_that_interrupts_the_end_of_threads_does_not_leave_them_in_tensorflow(
-    script: Script, done: list[str], interrupt: BaseException
+@pytest.mark.parametrize("comes_in", ["end_threads", "finish"])
+def test_a_signal_at_the_end_leaves_no_thread_in_tensorflow(
+    script: Script, done: list[str], interrupt: BaseException, comes_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python aborts a process if a thread returns from TensorFlow while it ends."""
     interrupts = [interrupt]
 
-    def end_threads() -> None:
-        done.append("threads")
+    def interrupted() -> None:
         if interrupts:
             raise interrupts.pop()
+        done.append("threads")
 
     script.raised = ValueError("its own")
-    with pytest.raises(type(interrupt)):
-        end_of(done, end_threads=end_threads, is_chief=False).finish()
-    assert done[-2:] == ["threads", "threads"]
+    end = end_of(done, end_threads=interrupted, is_chief=False)
+    if comes_in == "finish":
+        monkeypatch.setattr(end, "finish", interrupted)
+    monkeypatch.setattr(end_with_script, "watch_script_end", lambda: script)
+    run: Any = SimpleNamespace(end=end, spec=SPEC, recorder=None)
+    end_with_script.end_at_exit(run, SimpleNamespace(), os.getpid())  # type: ignore[arg-type]
+    assert done[-1:] == ["threads"] and not interrupts
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
