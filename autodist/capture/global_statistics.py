@@ -197,8 +197,8 @@ def with_global_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
     rows = {place for place, one in wanted.items() if isinstance(one, Rows)}
     log_global_statistics({place: line for place, line in replaced_inputs.items() if place not in rows})
     _log_lines(
-        "a loss compares examples with one another (%s): each replica computes that part for the whole batch, whose "
-        "rows the replicas exchange during the step.",
+        "a loss or gradient compares examples with one another (%s): each replica computes that part for the whole "
+        "batch, whose rows the replicas exchange during the step.",
         {place: line for place, line in replaced_inputs.items() if place in rows},
     )
     return kept
@@ -257,8 +257,8 @@ def is_of_custom_gradient(made: Mapping[str, tf.Operation], node: str) -> bool:
 
 def log_global_statistics(made: Mapping[NodeInput, str | None]) -> None:
     _log_lines(
-        "a loss combines sums or means of the batch with single examples, or reads values that the step keeps of them "
-        "(%s): they are those of the whole batch, which the replicas exchange during the step.",
+        "a loss or gradient combines sums or means of the batch with single examples, or reads values that the step "
+        "keeps of them (%s): they are those of the whole batch, which the replicas exchange during the step.",
         made,
     )
 

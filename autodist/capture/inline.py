@@ -1,6 +1,7 @@
 """Traces nested `tf.function`s and conditionals inline, so that a step's gradients and writes are in one graph.
 
-Both branches of conditionals whose writes a step reads again are traced, and the written values are selected.
+Both branches of conditionals whose writes a step reads again, or that compute all gradients, are traced, and the
+written values are selected.
 
     tf.cond(p, lambda: v.assign(f(x)), …)      becomes      v.assign(tf.where(p, f(x), v))
 
@@ -207,7 +208,8 @@ class BranchesInGraph:
 def _chosen(plain: Any, condition: tf.Tensor, then: Any, other: Any) -> Any:
     if then is None or isinstance(then, tf.Operation):
         return then
-    shapes = [getattr(one, "shape", tf.TensorShape([])) for one in (then, other)]
-    if isinstance(then, tf.__internal__.CompositeTensor) or not all(shape.is_fully_defined() for shape in shapes):
-        return plain(condition, lambda: then, lambda: other)  # they may have different numbers of rows
-    return tf.where(condition, then, other)
+    if not isinstance(then, tf.__internal__.CompositeTensor):
+        shapes = [tf.TensorShape(getattr(one, "shape", ())) for one in (then, other)]
+        if shapes[0] == shapes[1] and shapes[0].is_fully_defined():
+            return tf.where(condition, then, other)
+    return plain(condition, lambda: then, lambda: other)  # the branches may return different numbers of rows

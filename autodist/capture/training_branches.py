@@ -7,17 +7,18 @@ like others. Every step then computes both branches, and keeps the results of on
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graphs import is_of_function
+from autodist.errors import CaptureError
+from autodist.graph.editor import NodeDef
 from autodist.graph.functions import branches_of, functions_by_name
-from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
-from autodist.graph.read_again import may_have_both
+from autodist.graph.read_again import first_effect
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -26,32 +27,45 @@ log = logging.getLogger("autodist")
 def find_training_branches(graph: tf.Graph, noted: Sequence[RecordedGradientCall]) -> frozenset[str]:
     """Returns the conditionals whose branches compute gradients of variables, if no other gradients are computed.
 
-    Empty if one of these gradients is in a loop, or in a conditional whose branches do more than compute, read and
-    write variables.
+    Empty if one of these gradients is in a loop or in `tf.switch_case`.
 
     Args:
         graph: the graph of the step.
         noted: the calls of `gradient` in it and in the graphs of its functions.
+
+    Raises:
+        CaptureError: a branch has effects other than reads and assignments of variables.
     """
     training = [call.graph for call in noted if call.pairs and is_of_function(call.graph)]
     if not training or graph in training:
         return frozenset()
     definition = graph.as_graph_def()
     functions = functions_by_name(definition.library)
-    by_branch = {
-        branch: node
-        for node in definition.node if node.op in having(Trait.BRANCH) for branch in branches_of(node)
-    }  # fmt: skip
-    nodes = [by_branch.get(_outermost(inner, graph)) for inner in training]
-    result = {node.name for node in nodes if node is not None and node.op == "If" and may_have_both(node, functions)}
-    if None in nodes or len(result) < len({node.name for node in nodes if node is not None}):
+    by_branch = {branch: node for node in definition.node if node.op == "If" for branch in branches_of(node)}
+    found = {name: by_branch.get(name) for name in (_outermost(inner, graph) for inner in training)}
+    nodes = {node.name: node for node in found.values() if node is not None}
+    if None in found.values():
         return frozenset()
-    lines = [line_of(graph.get_operation_by_name(name)) or name for name in sorted(result)]
+    for node in nodes.values():
+        _require_no_effects(graph, node, functions)
+    lines = [line_of(graph.get_operation_by_name(name)) or name for name in sorted(nodes)]
     log.info(
         "the step computes its gradients in tf.cond (%s): each step computes both branches, and keeps the results of "
         "one.", ", ".join(lines), extra=ALIKE_EVERYWHERE,
     )  # fmt: skip
-    return frozenset(result)
+    return frozenset(nodes)
+
+
+def _require_no_effects(graph: tf.Graph, node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) -> None:
+    effect = first_effect(node, functions, may_draw=True)
+    if effect is not None:
+        line = line_of(graph.get_operation_by_name(node.name)) or node.name
+        raise CaptureError(
+            f"the step computes its gradients in a tf.cond ({line}), and a branch contains {effect.op} "
+            f"({effect.name}). Every step would compute both branches, so that they may only compute, and read and "
+            "assign variables. Move it out of the tf.cond, or move tape.gradient out of it; the apply_gradients of a "
+            "Keras 3 optimizer may stay in it."
+        )
 
 
 def _outermost(graph: Any, step: tf.Graph) -> str:

@@ -52,10 +52,9 @@ def require_synchronizable(noted: Sequence[RecordedGradientCall], calls: Sequenc
         return
     if any(c.pairs for c in noted if is_of_function(c.graph) and c.graph.outer_graph is not None):
         raise CaptureError(
-            "the step computes its gradients inside a tf.while_loop, or in a tf.cond that does more than compute, read "
-            "and assign variables, as a tf_keras optimizer, tf.print or tf.switch_case does. These gradients cannot be "
-            "synchronised. Move the loop out of the step: call the step once for each batch. Move tape.gradient out of "
-            "the tf.cond; optimizer.apply_gradients may stay in it."
+            "the step computes its gradients inside a tf.while_loop or tf.switch_case, which cannot be synchronised. "
+            "Move the loop out of the step: call the step once for each batch. Move tape.gradient out of the "
+            "tf.switch_case, or use tf.cond; optimizer.apply_gradients may stay in it."
         )
 
 

@@ -60,7 +60,7 @@ def find_compared(
 def rows_behind(
     step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool], nodes: Iterable[str]
 ) -> Mapping[NodeInput, Statistic | Rows]:
-    """Returns what the parts that begin with the given nodes read of the batch, as `find_compared`."""
+    """Returns the rows, sums and means that the parts beginning with `nodes` read; empty as for `find_compared`."""
     part, front = _Part(step, flows, is_left), list(nodes)
     while front:
         node = front.pop()

@@ -100,8 +100,8 @@ class FailedStepGuard:
             self._last_step_at = time.monotonic() if is_step else self._last_step_at
         elif self._others_wait():
             self._settle(error, is_before)
-        elif isinstance(error, Exception) and not self.has_stepped:
-            self.refused = summary_of(error)  # a text, since the error would keep the arguments of the step alive
+        else:
+            self._note_refused(error)
 
     @contextmanager
     def guarding_until_step(self) -> Iterator[None]:
@@ -110,7 +110,9 @@ class FailedStepGuard:
         try:
             yield
         except Exception as error:
-            if self._others_wait() and not self and not self.has_stepped_since(began):
+            if not self._others_wait():
+                self._note_refused(error)
+            elif not self and not self.has_stepped_since(began):
                 with self.step_lock:
                     self._settle(error, is_before=True)
             raise
@@ -134,6 +136,10 @@ class FailedStepGuard:
             self._timer.cancel()
             if is_survived and self._error is not None:
                 self._survive(self._error)
+
+    def _note_refused(self, error: BaseException) -> None:
+        if isinstance(error, Exception) and not self.has_stepped:
+            self.refused = summary_of(error)  # a text, since the error would keep the arguments of the step alive
 
     def _settle(self, error: BaseException, is_before: bool) -> None:
         if error is self._error or error is self._met_by_all:

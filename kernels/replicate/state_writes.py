@@ -54,7 +54,8 @@ class StateChange:
         made: by captured write, in order, the composition of the value after it.
         write: the node that writes the combined value; its value input is set later.
         label: used in node names.
-        copies: variables that hold this replica's value for branches and loops, which take a handle.
+        copies: variables that hold this replica's value for ops that take a handle: branches, loops, functions, and
+            gathers in batches.
         added: the nodes of these copies.
     """
 
@@ -103,12 +104,15 @@ def take_state_writes(
     changes: list[StateChange] = []
     for handle, writes in by_variable.items():
         is_waited_for = handle in owned and stages.is_used_after(handle, writes)
-        if is_waited_for or any(w in varying for w in writes):
+        differs = any(w in varying for w in writes)
+        if is_waited_for or differs:
             for k, some in enumerate(_runs_of(step, stages, handle, writes)):
                 run = _Run(
                     tuple(some), tuple(writes), f"{handle}/{k}" if k else handle, changes[-1].write if k else None
                 )
-                changes.append(_take(editor, step, stages, step.by_handle[handle], run))
+                variable = step.by_handle[handle]
+                _require_assignments(editor, variable, run.writes, differs)
+                changes.append(_take(editor, step, stages, variable, run))
     return changes
 
 
@@ -157,6 +161,7 @@ _OUT_OF_THE_BRANCH = (
 )
 _OUT_OF_THE_LOOP = "Use a loop of Python (range in place of tf.range), or call the step once for each iteration."
 _BY_ONE_OF_THESE = "Write the whole variable by one of these."
+_BY_WHOLE = "Write the whole variable by assign, with tf.tensor_scatter_nd_update for single rows."
 _BY_GATHERED_ROWS = (
     "Write rows and places of the whole batch, from tensors that "
     "tf.distribute.get_replica_context().all_gather(rows, axis=0) returns."
@@ -164,18 +169,37 @@ _BY_GATHERED_ROWS = (
 _IN_PLACE_OF = {"Case": _OUT_OF_THE_BRANCH, **dict.fromkeys(having(Trait.LOOP), _OUT_OF_THE_LOOP)}
 
 
-def _take(
-    editor: StepEditor[PlacedStep], step: PlacedStep, stages: Stages, variable: Variable, run: _Run
-) -> StateChange:
-    handle, writes = variable.handle, run.writes
+def _require_assignments(editor: GraphEditor, variable: Variable, writes: Sequence[str], differs: bool) -> None:
+    """Checks that writes can be combined.
+
+    Args:
+        editor: the editor of the graph.
+        variable: the variable.
+        writes: their nodes.
+        differs: True if the replicas write different values; False if the variable has an owner, and is used after it
+            was written.
+
+    Raises:
+        RewriteError: a write is none of `assign`, `assign_add` and `assign_sub`.
+    """
+    reason = (
+        "with values that differ between replicas" if differs else "before the step uses it, and one worker owns it"
+    )
+    by_rows = _BY_GATHERED_ROWS if differs else _BY_WHOLE
     for write in writes:
         op = editor[write].op
         if op not in ("AssignVariableOp", *_ARITHMETIC):
             raise RewriteError(
-                f"the step writes {variable.name} by {op} ({write}) outside any optimizer's update, with values that "
-                "differ between replicas; only assign, assign_add and assign_sub can be combined. "
-                + _IN_PLACE_OF.get(op, _BY_GATHERED_ROWS if writes_rows(op) else _BY_ONE_OF_THESE)
+                f"the step writes {variable.name} by {op} ({write}) outside any optimizer's update, {reason}; only "
+                "assign, assign_add and assign_sub can be combined. "
+                + _IN_PLACE_OF.get(op, by_rows if writes_rows(op) else _BY_ONE_OF_THESE)
             )
+
+
+def _take(
+    editor: StepEditor[PlacedStep], step: PlacedStep, stages: Stages, variable: Variable, run: _Run
+) -> StateChange:
+    handle, writes = variable.handle, run.writes
     before = _read(editor, variable, run, _updates_before(stages, writes[0], handle))
     write = _write(editor, variable, run.label, [i for w in writes for i in editor[w].input if is_control(i)])
     made = _made(editor, step, stages, variable, run)
@@ -255,7 +279,8 @@ def _addend(
         source = editor[node_of(value.input[first])]
         if source.op == "ReadVariableOp" and node_of(source.input[0]) == variable.handle:
             added = tensor(value.input[second])
-            is_current = set(earlier) <= set(stages.writes_before(source.name, variable.handle))
+            written = {*earlier, *_updates_before(stages, write, variable.handle)}
+            is_current = written <= set(stages.writes_before(source.name, variable.handle))
             return added if is_current and step.spec_of(added).shape == tf.TensorShape(variable.shape) else None
     return None
 
@@ -289,7 +314,7 @@ def _reads_become_values(
 def _take_value(
     editor: StepEditor[PlacedStep], variable: Variable, name: str, current: str
 ) -> tuple[Variable, list[str]]:
-    """Makes a branch, loop or function read the value after a write, from a copy; returns the copy and its nodes."""
+    """Makes an op that takes a handle read the value after a write, from a copy; returns the copy and its nodes."""
     suffix = f"/written_before/{name}"
     copy = replace(variable, name=f"{variable.name}{suffix}", handle=f"{variable.handle}{suffix}", trainable=False)
     add_copy(editor, variable, copy.handle, suffix)

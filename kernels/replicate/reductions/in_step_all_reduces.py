@@ -64,8 +64,10 @@ class InStepAllReduces:
 
     @cached_property
     def _cotangents(self) -> Linearity:
+        """The dependence on the seeds of the gradients that are summed over the replicas."""
+        calls = {gradient.call for gradient in self._reducer.stages.gradients}
         step = self._reducer.step
-        return find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
+        return find_linearity(step.graph_index, [step.gradient_calls[k].seed for k in sorted(calls)])
 
     def _operand(self, request: InStepAllReduce) -> str:
         return tensor(self._reducer.step.graph_index.nodes[request.node].input[0])

@@ -103,5 +103,5 @@ def test_a_training_step_in_a_loop_is_refused():
             plain_step(x)
         return tf.constant(0.0)
 
-    with pytest.raises(CaptureError, match="inside a tf.while_loop, or in a tf.cond.*Move the loop.*may stay in it"):
+    with pytest.raises(CaptureError, match="inside a tf.while_loop or tf.switch_case.*Move the loop.*may stay in it"):
         captured(step)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.errors import CaptureError
 from tests.unit.functions.descent import BATCHES, assert_trains, autodist, descend
 
 
@@ -117,8 +116,8 @@ def test_autograph_is_as_asked(autograph):
             return tf.constant(0.0, tf.float64)
 
     if autograph:
-        with pytest.raises(CaptureError, match="tf.cond"):
-            step(BATCHES[0])
+        assert step(BATCHES[0]) > 0.0
+        assert weight.numpy().max() != 1.0
     else:
         with pytest.raises(TypeError, match="symbolic"):
             step(BATCHES[0])

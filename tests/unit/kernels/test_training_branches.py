@@ -173,6 +173,49 @@ def test_branches_return_rows_of_the_examples() -> None:
     assert_same(train(captured, plan(captured.step, 1, 3), data), one_device(captured, step, data), 1e-10)
 
 
+def test_branches_return_values_of_other_kinds() -> None:
+    """Numbers of NumPy, a variable of Keras, and vectors of which one is broadcast."""
+    weight, count = variable("a"), counter()
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([weight])
+
+    def step(x: tf.Tensor) -> Any:
+        count.assign_add(1)
+
+        def train_it() -> Any:
+            loss = descend(weight, lambda: tf.reduce_mean((x @ weight) ** 2))
+            optimizer.iterations.assign_add(1)
+            return loss, tf.convert_to_tensor(optimizer.iterations), np.float64(1.0)
+
+        def skip() -> Any:
+            return np.float64(0.0), optimizer.iterations, np.float64(2.0)
+
+        return tf.cond(count % 2 == 0, train_it, skip)
+
+    data = batches()
+    captured = capture(step, *data[0], is_split=True)
+    assert_same(train(captured, plan(captured.step, 2, 2), data), one_device(captured, step, data), 1e-10)
+
+
+def test_numbers_may_be_drawn_in_a_branch(caplog: pytest.LogCaptureFixture) -> None:
+    weight, count = variable("a"), counter()
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        count.assign_add(1)
+        if count % 2 == 0:
+            noise = tf.random.normal(tf.shape(x), dtype=x.dtype)
+            loss = descend(weight, lambda: tf.reduce_mean(((x + noise) @ weight) ** 2))
+        else:
+            loss = tf.reduce_mean(x)
+        return loss
+
+    data = batches()
+    captured = capture(step, *data[0], is_split=True)
+    before = captured.sources[0].numpy()
+    trained = train(captured, plan(captured.step, 1, 2), data)
+    assert np.isfinite(trained.variable("a")).all() and not np.allclose(trained.variable("a"), before)
+
+
 def printing(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
     if tf.reduce_mean(x) > 0.0:
         tf.print("positive")
@@ -187,8 +230,14 @@ def switching(x: tf.Tensor, weight: tf.Variable) -> Any:
     return tf.switch_case(tf.cast(x[0, 0] > 0.0, tf.int32), branches)
 
 
-@pytest.mark.parametrize("body", [printing, switching])
-def test_other_conditionals_are_refused(body: Callable[[tf.Tensor, tf.Variable], tf.Tensor]) -> None:
+@pytest.mark.parametrize(
+    "body, told",
+    [
+        (printing, r"tf.cond \(.*test_training_branches.py:\d+\), and a branch contains PrintV2"),
+        (switching, "inside a tf.while_loop or tf.switch_case"),
+    ],
+)
+def test_other_conditionals_are_refused(body: Callable[[tf.Tensor, tf.Variable], tf.Tensor], told: str) -> None:
     weight = variable("a")
-    with pytest.raises(CaptureError, match="does more than compute, read and assign variables"):
+    with pytest.raises(CaptureError, match=told):
         capture(lambda x: body(x, weight), *batches()[0], is_split=True)

@@ -189,6 +189,21 @@ def normalised_between() -> Step:
     return step
 
 
+def from_an_old_value() -> Step:
+    """The update is undone: what is added to the value from before it is no addition to the current one."""
+    w = variable("w", 3, 4)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        old = tf.convert_to_tensor(w)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w - 1.0) ** 2)
+        w.assign_sub(0.5 * tape.gradient(loss, w))
+        w.assign(old + tf.reduce_mean(x, 0)[:, None] * tf.ones_like(old))
+        return loss + tf.reduce_sum(w)
+
+    return step
+
+
 def twice() -> Step:
     """Written twice before its use, once by an addition, and read by the optimizer's decay."""
     w = variable("w", 3, 2)
@@ -267,6 +282,8 @@ def looked_up() -> Step:
         (penalised_in_a_branch, (2, 1)),
         (used_in_a_loop, (2, 1)),
         (updated_between, (2, 1)),
+        (from_an_old_value, (2, 1)),
+        (from_an_old_value, (1, 2)),
         (normalised_between, (2, 2)),
         (twice, (2, 2)),
         (critic, (2, 1)),

@@ -52,6 +52,9 @@ def test_the_error_before_the_first_step_is_kept_for_the_end_of_a_script_that_ca
     with pytest.raises(ValueError, match="too long"), guard.guarding(is_step=False, is_before=True):
         raise ValueError("too long")
     assert guard.refused == "ValueError: too long" and not guard.has_stepped
+    with pytest.raises(TypeError), guard.guarding_until_step():  # by `fit`, before a step of its own
+        raise TypeError("no data")
+    assert guard.refused == "TypeError: no data"
     with guard.guarding():
         pass
     assert guard.has_stepped
