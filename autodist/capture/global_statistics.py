@@ -201,6 +201,12 @@ def with_global_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
         "batch, whose rows the replicas exchange during the step.",
         {place: line for place, line in replaced_inputs.items() if place in rows},
     )
+    if needed.left:
+        log.warning(
+            "a tf.custom_gradient combines gradients with values of the batch (%s) that are neither sums nor means nor "
+            "computed from its rows by TensorFlow alone. Each replica takes those of its own examples: the training "
+            "differs from one device's.", ", ".join(dict.fromkeys(needed.left)), extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
     return kept
 
 
@@ -213,6 +219,7 @@ class _Needed:
         branches: the conditionals in which such values are written.
         statistics: the sums and means to compute over the whole batch, and the rows to gather. None if there are none;
             empty if another obstacle remains.
+        left: the lines of gradients of the script that use other values of the batch.
     """
 
     def __init__(self, captured: Captured) -> None:
@@ -221,6 +228,7 @@ class _Needed:
         self.read_again: frozenset[str] = frozenset()
         self.branches: frozenset[str] = frozenset()
         self.statistics: Wanted | None = None
+        self.left: list[str] = []
         if self.batch is None:
             return
 
@@ -233,7 +241,9 @@ class _Needed:
         if self.statistics is None:
             gradients = [gradient.tensors[-1] for gradient in step.gradients]
             is_custom = functools.partial(is_of_custom_gradient, made)
-            self.statistics = find_in_cotangents(step, flows, gradients, is_left, is_custom) or None
+            found = find_in_cotangents(step, flows, gradients, is_left, is_custom)
+            self.statistics = found.wanted or None
+            self.left = [line_of(made[node]) or node for node in found.left]
         elif not self.statistics:
             self.statistics = find_compared(step, flows, is_left)
 

@@ -29,7 +29,7 @@ from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
 from autodist.capture.session_resources import GETS
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
-from autodist.graph.cotangent_statistics import find_in_cotangents
+from autodist.graph.cotangent_statistics import InCotangents, find_in_cotangents
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
 from autodist.graph.in_step_all_reduce import SUM_NAME
@@ -197,8 +197,8 @@ def warn_replica_statistics(step: CapturedStep, graph: tf.Graph, seeds: Collecti
             lines(left), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
     is_custom = functools.partial(is_of_custom_gradient, made)
-    scales = find_in_cotangents(step, flows, step.outputs, is_left, is_custom) if left is None else ()
-    if scales:
+    found = find_in_cotangents(step, flows, step.outputs, is_left, is_custom) if left is None else InCotangents({})
+    if scales := (*found.wanted, *(NodeInput(node, 0) for node in found.left)):
         log.warning(
             "gradients are combined with sums, means or other values of the batch (%s), as a tf.custom_gradient may, "
             "and each replica takes those of its own examples: the training differs from one device's. They are the "

@@ -7,6 +7,7 @@ the cotangents. On one device such a value covers the whole batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from autodist.graph.batch_statistics import (
     NodeInput,
@@ -21,7 +22,7 @@ from autodist.graph.batch_statistics import (
 )
 from autodist.graph.compared_examples import Rows, rows_behind
 from autodist.graph.names import node_of, tensor
-from autodist.graph.ops import Trait, having
+from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Mean, PerExample, Propagation, Sum, Unknown
@@ -30,13 +31,26 @@ from autodist.layout.linearity import Linearity, find_linearity
 _OF_SHAPES = having(Trait.OF_SHAPES)
 
 
+@dataclass(frozen=True)
+class InCotangents:
+    """The values of the batch that a backward pass combines with cotangents.
+
+    Attributes:
+        wanted: the sums and means to reduce, and the rows to gather, by the inputs of nodes that read them.
+        left: the nodes of a `tf.custom_gradient` that use another value, which each replica has of its own examples.
+    """
+
+    wanted: Mapping[NodeInput, Statistic | Rows]
+    left: tuple[str, ...] = ()
+
+
 def find_in_cotangents(
     step: CapturedStep,
     flows: Propagation,
     gradients: Iterable[str],
     is_left: Callable[[str], bool],
     is_custom: Callable[[str], bool],
-) -> Mapping[NodeInput, Statistic | Rows]:
+) -> InCotangents:
     """Returns the sums and means of the batch that only the backward pass uses, and rows for other values of it.
 
     The result is empty if examples see one another before a loss, as in layers of batch normalisation: the backward
@@ -51,11 +65,11 @@ def find_in_cotangents(
     """
     gradients, calls = list(gradients), range(len(step.gradient_calls))
     if any(is_mixed(flows.kind(name)) for name in differentiated_parts(step, flows, calls)):
-        return {}
+        return InCotangents({})
     mixing = met_mixing(step, flows, gradients, is_left)
     unknown = [name for name in gradients if isinstance(flows.kind(name), Unknown)]
     if not mixing and not unknown and not _has_custom(step):
-        return {}
+        return InCotangents({})
     seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
     before = step.graph_index.data.__getitem__
     backward = _Backward(step, flows, is_custom, seen, reach(map(node_of, unknown), before))
@@ -64,9 +78,10 @@ def find_in_cotangents(
         for place, one in mixing.items()
         if is_custom(place.node) or not seen.depends(inputs_of(step, place.node)[place.index])
     }
-    others: list[str] = []
+    numbers: dict[NodeInput, Statistic | Rows] = {}
+    left: dict[str, list[str]] = {}
     for node in reach(map(node_of, gradients), before):
-        if not backward.is_scaled(node) or is_left(node):
+        if not backward.combines(node) or is_left(node):
             continue
         for place, name in backward.factors(node):
             kind = flows.kind(name)
@@ -74,12 +89,18 @@ def find_in_cotangents(
                 result[place] = kind
             elif isinstance(kind, Unknown):
                 met = met_behind(step, flows, [name], is_left)
-                result |= met
-                if not met and step.spec_of(name).shape.is_fully_defined():  # it has no rows
-                    others += first_unknown(step, flows, [name])
-    result |= rows_behind(step, flows, is_left, others)
-    # Lengths stay those of a replica: the gradient of a gather in batches numbers its rows.
-    return {at: one for at, one in result.items() if not _is_length(step, inputs_of(step, at.node)[at.index])}
+                (numbers if _is_number(step, name) else result).update(met)
+                if not met and _has_no_rows(step, name):
+                    left.setdefault(node, []).extend(first_unknown(step, flows, [name]))
+    # Lengths stay those of a replica, unless a number is computed from them: the gradient of a gather in batches
+    # numbers its rows.
+    result = {at: one for at, one in result.items() if not _is_length(step, inputs_of(step, at.node)[at.index])}
+    rows = {node: rows_behind(step, flows, is_left, nodes) for node, nodes in left.items()}
+    gathered = {place: one for found in rows.values() for place, one in found.items()}
+    return InCotangents(
+        {**result, **numbers, **gathered},
+        tuple(node for node, found in rows.items() if not found and is_custom(node) and not _draws(step, left[node])),
+    )
 
 
 class _Backward:
@@ -104,8 +125,8 @@ class _Backward:
         self._step, self._flows, self._is_custom, self._seen = step, flows, is_custom, seen
         self._unknown = unknown
 
-    def is_scaled(self, node: str) -> bool:
-        """Returns True for a node that multiplies cotangents by a value of the batch that their loss does not have."""
+    def combines(self, node: str) -> bool:
+        """Returns True for a node that combines cotangents with a value of the batch that their loss does not have."""
         cotangents = [name for name in inputs_of(self._step, node) if self._seen.depends(name)]
         if not cotangents:
             return False
@@ -141,6 +162,21 @@ def _has_custom(step: CapturedStep) -> bool:
         node.op == "IdentityN" and b"CustomGradient" in node.attr["_gradient_op_type"].s
         for node in step.graph_index.nodes.values()
     )
+
+
+def _is_number(step: CapturedStep, name: str) -> bool:
+    spec = step.spec_of(name)
+    return spec.dtype.is_floating and spec.shape.is_fully_defined()
+
+
+def _has_no_rows(step: CapturedStep, name: str) -> bool:
+    """Returns True for a tensor of known shape, or of which nothing is known, as a result of Python code."""
+    shape = step.spec_of(name).shape
+    return shape.rank is None or shape.is_fully_defined()
+
+
+def _draws(step: CapturedStep, nodes: Iterable[str]) -> bool:
+    return any(draws_numbers(step.graph_index.nodes[node].op) for node in nodes)
 
 
 def _is_length(step: CapturedStep, name: str) -> bool:

@@ -182,6 +182,10 @@ def squares(made: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.square(made - 1.0), 1)
 
 
+def pairs_of(count: tf.Tensor) -> tf.Tensor:
+    return count * (count - 1) // 2
+
+
 CUSTOM: dict[str, Loss] = {
     "rows by the largest value": lambda made, x: tf.reduce_mean(
         squares(given(lambda upstream: upstream / tf.reduce_max(tf.abs(x)))(made))
@@ -191,6 +195,9 @@ CUSTOM: dict[str, Loss] = {
     ),
     "rows without their mean": lambda made, x: tf.reduce_mean(
         squares(given(lambda upstream: upstream - tf.reduce_mean(upstream, 0))(made))
+    ),
+    "rows by the number of pairs": lambda made, x: tf.reduce_mean(
+        squares(given(lambda upstream: upstream / tf.cast(pairs_of(tf.shape(x)[0]), x.dtype))(made))
     ),
     "the loss by a mean": lambda made, x: given(lambda upstream: upstream * tf.reduce_mean(x))(
         tf.reduce_mean(squares(made))
@@ -209,6 +216,18 @@ def test_custom_gradients_use_the_whole_batch(
 ) -> None:
     """The last batch leaves a replica without examples, which gets no cotangents either."""
     check(stepping(CUSTOM[name]), shape, caplog)
+
+
+def by_python(upstream: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return upstream / tf.numpy_function(np.max, [x], tf.float64)
+
+
+def test_values_of_python_code_in_a_custom_gradient_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    step = stepping(lambda made, x: tf.reduce_mean(squares(given(lambda upstream: by_python(upstream, x))(made))))
+    with caplog.at_level(logging.WARNING, "autodist"):
+        capture(step, np.ones((4, 3)), is_split=True)
+    (message,) = caplog.messages
+    assert "a tf.custom_gradient combines gradients" in message and "test_whole_statistics.py" in message
 
 
 def column(x: tf.Tensor) -> tf.Tensor:
