@@ -95,11 +95,10 @@ class _Process:
             _log.info(
                 "interrupted: the function may still handle the interrupt; interrupt again to end the run at once"
             )
+            self._await_start()
             if group := self._group:
                 with suppress(ProcessLookupError):
                     os.kill(group, signal.SIGINT)
-            else:
-                self._let_go()
             self._show()
             return interrupt
         return None
@@ -132,6 +131,11 @@ class _Process:
     def _let_go(self) -> None:
         assert self._guard.stdin is not None
         self._guard.stdin.close()
+
+    def _await_start(self) -> None:
+        """Returns when the guard has reported the process, whose output may come first, or has ended."""
+        while self._group is None and not self._is_over:
+            self._show_some(None)
 
     def _show(self) -> None:
         """Returns when the guard has ended and all output until then is shown."""

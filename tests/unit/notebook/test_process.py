@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from autodist.notebook.process import run_module
+from autodist.notebook.process import _Process, run_module
 
 pytestmark = pytest.mark.processes
 
@@ -92,6 +95,37 @@ def test_interrupt_is_passed_on_and_the_process_ends_as_it_likes(module: Path, m
     ended = run_module("launched_here", b"", 1.0)
     assert (ended.status, ended.outcome) == (0, b"saved")
     assert isinstance(ended.interrupt, KeyboardInterrupt)
+    assert shown.getvalue() == "ready, saved\n"
+
+
+def test_interrupt_waits_until_the_guard_has_reported_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The output of the process may come before the report of its guard."""
+    reports, reported = os.pipe()
+    waits = "try: print('ready', end='', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print(', saved')"
+    guard = subprocess.Popen(
+        [sys.executable, "-c", f"import time\n{waits}"], stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+    )
+
+    class Report(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            os.write(reported, f"{guard.pid}\n".encode())
+
+    class ShowsAll(Shows):
+        def flush(self) -> None:
+            super().flush()
+            if self.getvalue().endswith("saved\n"):
+                os.close(reported)  # as the guard does at its end
+
+    log = logging.getLogger("autodist")
+    monkeypatch.setattr(log, "handlers", [Report()])
+    caplog.set_level(logging.INFO, log.name)
+    monkeypatch.setattr(sys, "stdout", shown := ShowsAll())
+    process = _Process(guard, reports)
+    assert isinstance(process.show_all(), KeyboardInterrupt)
+    assert guard.wait(30) == 0
+    process.end()
     assert shown.getvalue() == "ready, saved\n"
 
 
