@@ -209,21 +209,21 @@ class GradientReductions:
         Text, from which no variable is computed, is handled by `OutputJoins.join_texts`.
         """
         reduced = {t for g in self._reducer.stages.gradients for t in g.tensors}
-        needed: dict[str, None] = {}
+        needed: dict[str, str] = {}  # by tensor, its first reader
         reading = {name for varying in self._reducer.varying for name in self._reducer.editor.consumers(varying)}
         for name in sorted(reading & self._reducer.stages.once, key=self._reducer.stages.order.__getitem__):
-            needed.update(
-                dict.fromkeys(
-                    tensor(i) for i in self._reducer.editor[name].input
-                    if not is_control(i) and node_of(i) in self._reducer.varying and tensor(i) not in reduced
-                    and self._reducer.step.spec_of(tensor(i)).dtype != tf.string
-                )
-            )  # fmt: skip
-        for position, name in enumerate(needed):
+            for read in map(tensor, filter(self._is_data_of_replica, self._reducer.editor[name].input)):
+                if read not in reduced and self._reducer.step.spec_of(read).dtype != tf.string:
+                    needed.setdefault(read, name)
+        for position, (name, reader) in enumerate(needed.items()):
             readers = self._reducer.late_readers(name)
-            self._reducer.editor.rewire(name, self._whole(f"update_input/{position}", name, statistics), readers)
+            whole = self._whole(f"update_input/{position}", name, reader, statistics)
+            self._reducer.editor.rewire(name, whole, readers)
 
-    def _whole(self, label: str, name: str, statistics: Statistics) -> str:
+    def _is_data_of_replica(self, name: str) -> bool:
+        return not is_control(name) and node_of(name) in self._reducer.varying
+
+    def _whole(self, label: str, name: str, reader: str, statistics: Statistics) -> str:
         """Returns the whole batch's value of a tensor that an update reads from the compute part."""
         kind = self._reducer.flows.kind(name)
         if isinstance(kind, Replicated) and not self._reducer.group.receivers:
@@ -235,8 +235,8 @@ class GradientReductions:
             return statistics.make(label, statistic, self._join)
         why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
         raise RewriteError(
-            f"an optimizer's update reads {name}, which differs between replicas and cannot be combined ({why}). Use a "
-            "mean or a sum over the batch, or arithmetic on these, in the update instead."
+            f"an optimizer's update ({reader}) reads {name}, which differs between replicas and cannot be combined "
+            f"({why}). Use a mean or a sum over the batch, or arithmetic on these, in the update instead."
         )
 
     def _join(self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0) -> str:
