@@ -66,6 +66,9 @@ def train(index):
         served = bool(listening())
     after = trained.get_weights()
     alone = fit(model())  # the process is free, and computes what one device does
+    for thread in threading.enumerate():
+        if thread.name == "autodist-iterator":
+            thread.join(90.0)  # TensorFlow takes up to a minute to destroy an iterator
     return {
         "served": served, "listening": listening(),
         "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("autodist")],
