@@ -40,6 +40,9 @@ _OF_LAYERS = "batch_normalization.py"
 _CUSTOM_GRADIENTS = "custom_gradient.py", ("tape_grad_fn", "internal_grad_fn", "actual_grad_fn")
 """TensorFlow's file of `tf.custom_gradient`, and its functions that call the script's gradient."""
 
+_RECOMPUTES = "inner_recompute_grad"
+"""The gradient of `tf.recompute_grad` in that file: a layer and its own gradient, which use no other values."""
+
 
 class Captured(Protocol):
     """The result of a trace."""
@@ -262,7 +265,8 @@ def is_of_custom_gradient(made: Mapping[str, tf.Operation], node: str) -> bool:
     """Returns True for a node of the backward pass that a `tf.custom_gradient` has made; arguments as `is_layers`."""
     file, callers = _CUSTOM_GRADIENTS
     frames = made[node].traceback if node in made and not node.startswith(SCOPE) else ()
-    return any(frame.filename.endswith(file) and frame.name in callers for frame in frames)
+    names = {frame.name for frame in frames if frame.filename.endswith(file)}
+    return _RECOMPUTES not in names and not names.isdisjoint(callers)
 
 
 def log_global_statistics(made: Mapping[NodeInput, str | None]) -> None:

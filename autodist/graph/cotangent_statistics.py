@@ -6,6 +6,7 @@ the cotangents. On one device such a value covers the whole batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -70,6 +71,7 @@ def find_in_cotangents(
     unknown = [name for name in gradients if isinstance(flows.kind(name), Unknown)]
     if not mixing and not unknown and not _has_custom(step):
         return InCotangents({})
+    is_custom = functools.cache(is_custom)  # it reads a traceback
     seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
     before = step.graph_index.data.__getitem__
     backward = _Backward(step, flows, is_custom, seen, reach(map(node_of, unknown), before))
@@ -124,11 +126,12 @@ class _Backward:
     ) -> None:
         self._step, self._flows, self._is_custom, self._seen = step, flows, is_custom, seen
         self._unknown = unknown
+        self._spread: dict[str, bool] = {}
 
     def combines(self, node: str) -> bool:
         """Returns True for a node that combines cotangents with a value of the batch that their loss does not have."""
         cotangents = [name for name in inputs_of(self._step, node) if self._seen.depends(name)]
-        if not cotangents:
+        if not cotangents or not self.factors(node):
             return False
         if all(isinstance(self._flows.kind(name), PerExample) for name in cotangents):
             return node in self._unknown and isinstance(self._flows.kind(tensor(node)), Unknown)
@@ -141,13 +144,16 @@ class _Backward:
 
     def _is_spread(self, node: str) -> bool:
         """Returns True if the function of a node makes rows of a mean's cotangent: that of a mean divides them."""
-        index = self._step.graph_index
-        function = reach(
-            [node], lambda name: filter(self._is_made, (*index.readers(name), *map(node_of, index.data[name])))
-        )
-        read = [name for one in function for name in inputs_of(self._step, one) if self._seen.depends(name)]
-        given = [self._rank(name) for name in read if node_of(name) not in function]
-        return max(self._rank(tensor(one)) for one in function) > min(given, default=0)
+        if node not in self._spread:
+            index = self._step.graph_index
+            function = reach(
+                [node], lambda name: filter(self._is_made, (*index.readers(name), *map(node_of, index.data[name])))
+            )
+            read = [name for one in function for name in inputs_of(self._step, one) if self._seen.depends(name)]
+            given = [self._rank(name) for name in read if node_of(name) not in function]
+            is_spread = max(self._rank(tensor(one)) for one in function) > min(given, default=0)
+            self._spread.update(dict.fromkeys(function if self._is_made(node) else [node], is_spread))
+        return self._spread[node]
 
     def _is_made(self, node: str) -> bool:
         """Returns True for a node with which a custom gradient computes a cotangent from another."""

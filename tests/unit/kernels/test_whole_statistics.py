@@ -230,6 +230,20 @@ def test_values_of_python_code_in_a_custom_gradient_are_told_of(caplog: pytest.L
     assert "a tf.custom_gradient combines gradients" in message and "test_whole_statistics.py" in message
 
 
+def test_nothing_is_exchanged_for_layers_that_are_computed_again() -> None:
+    """TensorFlow's gradient of them looks at an element of the cotangents, to order the two passes."""
+    weight = tf.Variable(np.eye(3), name="weight")
+    layer = tf.recompute_grad(lambda x: tf.tanh(x @ weight) + tf.reduce_mean(x, 1, keepdims=True))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(layer(layer(x)) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    assert not capture(step, np.ones((4, 3)), is_split=True).step.in_step_all_reduces
+
+
 def column(x: tf.Tensor) -> tf.Tensor:
     """The index of one of two columns for each example."""
     return tf.cast(x[:, 0] > 3.0, tf.int64)
