@@ -27,8 +27,9 @@ class Auto(StrategyBuilder):
     `network_bandwidth` of the machines and assumed times, and says so.
 
     First, whole plans are compared: each builder for dense variables with each for sparse ones, and FSDP. Then the
-    largest variables are changed one at a time as long as the predicted time falls (`auto_search`). Pipelines and
-    meshes are not among the plans, since their processes must know them when they start.
+    largest variables are changed one at a time as long as the predicted time falls (`auto_search`). If no plan fits
+    into the memory, activations may be computed again, as with `recompute: true`. Pipelines and meshes are not among
+    the plans, since their processes must know them when they start.
 
     Cost: that of the chosen plan. The choice takes seconds for 10 000 variables on 64 workers.
 
@@ -53,7 +54,8 @@ class Auto(StrategyBuilder):
         if resource_spec.measurements.chosen:  # by an earlier run with the same variables and workers
             chosen = strategy_pb2.Strategy.FromString(resource_spec.measurements.chosen)
             chosen.builder = type(self).__name__  # without what overrides have added, which they add again
-            chosen.ClearField("recomputed_blocks")  # `call_builder` adds them
+            if self.recompute:
+                chosen.ClearField("recomputed_blocks")  # `call_builder` adds them
             return chosen
         return choose(graph_item, resource_spec, self.allow, self.builders, bool(self.recompute))
 

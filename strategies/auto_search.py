@@ -27,6 +27,7 @@ from autodist.strategies.plan_cost import CostModel, Prediction
 from autodist.strategies.plan_loads import Load, Row
 from autodist.strategies.ps import PS
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
+from autodist.strategies.recompute import recomputed_blocks
 from autodist.strategies.registry import find_builder
 from autodist.strategies.sharded_all_reduce import ShardedAllReduce
 from autodist.strategies.sum_summary import milliseconds
@@ -71,6 +72,7 @@ class Plan:
         load: the sum of the variables' loads.
         model: predicts the time.
         prefetch: as in the strategy.
+        recomputes: True if activations are computed again, because of too little memory.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Plan:
     load: Load
     model: CostModel = field(repr=False)
     prefetch: int = 0
+    recomputes: bool = False
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -127,13 +130,13 @@ def choose(
         spec: the machines, with measurements.
         allow: kinds of plans that change the result; see `Auto`.
         more: names of further builders.
-        recomputes: True if the backward pass computes activations again, which then do not count for memory.
+        recomputes: True if the backward pass computes activations again under every plan.
 
     Raises:
         StrategyError: no plan fits into memory, or a builder of `more` failed.
     """
     if recomputes:
-        spec = spec.with_measurements(replace(spec.measurements, activations=0))
+        spec = spec.with_measurements(replace(spec.measurements.recomputing(), recomputation=None))
     return _Search(graph_item, spec, allow, more).choose()
 
 
@@ -142,6 +145,7 @@ class _Search:
 
     def __init__(self, graph_item: GraphLike, spec: ResourceSpec, allow: Collection[str], more: Sequence[str]) -> None:
         self._graph_item, self._spec, self._allow, self._more = graph_item, spec, allow, more
+        self._measurements = spec.measurements
         self._variables = synced_variables(graph_item)
         self._by_name = {variable.name: variable for variable in self._variables}
         self._model = CostModel.of(spec, self._variables)
@@ -151,8 +155,8 @@ class _Search:
         if len(self._spec.workers) == 1:
             return call_builder(AllReduce(), self._graph_item, self._spec)  # nothing is sent under any plan
         plans = self._different(self._plans())
-        if all(map(self._missing, plans)) and len(workers_with_replicas(self._spec)) > 1:
-            plans = self._different([*plans, self._sharded()])
+        if all(map(self._missing, plans)):
+            plans = self._different([*plans, *self._smaller(plans)])
         fitting = [plan for plan in plans if not self._missing(plan)]
         if not fitting:
             raise StrategyError(self._no_fit(plans))
@@ -189,17 +193,24 @@ class _Search:
                 )
             yield self._plan(name, {node.variable: node for node in strategy.nodes}, strategy.prefetch)
 
-    def _sharded(self) -> Plan:
-        """Returns the plan that needs least memory, and is slower than the others, since it sends more."""
-        strategy = call_builder(FSDP(), self._graph_item, self._spec)
-        return self._plan("FSDP", {node.variable: node for node in strategy.nodes}, strategy.prefetch)
+    def _smaller(self, plans: Sequence[Plan]) -> Iterator[Plan]:
+        """Yields plans that need less memory, and are slower: they send parameters again, or recompute activations."""
+        if len(workers_with_replicas(self._spec)) > 1:
+            strategy = call_builder(FSDP(), self._graph_item, self._spec)
+            sharded = self._plan("FSDP", {node.variable: node for node in strategy.nodes}, strategy.prefetch)
+            yield sharded
+            plans = [*plans, sharded]
+        if self._measurements.recomputation is not None:
+            model = CostModel.of(self._spec.with_measurements(self._measurements.recomputing()), self._variables)
+            for plan in plans:
+                yield replace(plan, name=f"{plan.name}, recomputed", model=model, recomputes=True)
 
     def _different(self, plans: Iterable[Plan]) -> list[Plan]:
         """Returns the plans by their predicted times, the first one of equal plans."""
-        found: dict[bytes, Plan] = {}
+        found: dict[tuple[bytes, bool], Plan] = {}
         for plan in plans:
             nodes = make_strategy("", self._spec, self._variables, plan.nodes.values())
-            found.setdefault(nodes.SerializeToString(deterministic=True), plan)
+            found.setdefault((nodes.SerializeToString(deterministic=True), plan.recomputes), plan)
         return sorted(found.values(), key=lambda plan: plan.prediction.seconds)
 
     def _builders(self) -> dict[str, BuildsStrategy]:
@@ -254,20 +265,20 @@ class _Search:
 
     def _missing(self, plan: Plan) -> int:
         """Returns the bytes that the plan needs beyond the memory of a worker, of the one that lacks most."""
-        memory = self._spec.measurements.memory
+        memory = self._measurements.memory
         lacks = [held - of for held, of in zip(plan.prediction.held, memory, strict=False) if of]
         return max(0, *lacks) if lacks else 0
 
     def _no_fit(self, plans: Sequence[Plan]) -> str:
         least = min(plans, key=self._missing)
-        memory = self._spec.measurements.memory
+        memory = self._measurements.memory
         worker = max(range(len(memory)), key=lambda k: least.prediction.held[k] - memory[k])
         return (
             f"No plan fits into the memory of {self._spec.workers[worker].name}: {least.name}, which needs least, "
             f"needs {readable_bytes(least.prediction.held[worker])} there (activations: "
-            f"{readable_bytes(self._spec.measurements.activations)}), and it has {readable_bytes(memory[worker])}. "
-            "Use `recompute: true` or a smaller batch for the activations, more workers for the variables, or "
-            "`builder: Mesh` or `Pipeline`, which divide the layers."
+            f"{readable_bytes(least.model.spec.measurements.activations)}), and it has "
+            f"{readable_bytes(memory[worker])}. Use a smaller batch or layers to `recompute` for the activations, more "
+            "workers for the variables, or `builder: Mesh` or `Pipeline`, which divide the layers."
         )
 
     # -- single variables ------------------------------------------------------------------------------------------
@@ -288,12 +299,12 @@ class _Search:
         for variable in largest:
             for node in alternatives[variable.name]:
                 load = self._with(best.load, variable.name, nodes[variable.name], node)
-                other = Plan("", nodes, load, self._model)
+                other = replace(best, load=load)
                 gain = LOSSY_GAIN if _is_lossy(node) else GAIN
                 if other.prediction.seconds < (1 - gain) * best.prediction.seconds and not self._missing(other):
                     nodes[variable.name], best = node, other
         count = sum(nodes[name] is not plan.nodes[name] for name in nodes)
-        return replace(best, name=f"{plan.name}, {counted(count, 'variable')} changed") if count else plan
+        return replace(best, nodes=nodes, name=f"{plan.name}, {counted(count, 'variable')} changed") if count else plan
 
     def _reason(
         self, variable: SyncedVariable, plan: Plan, alternatives: Sequence[strategy_pb2.VariableNode]
@@ -308,7 +319,7 @@ class _Search:
     def _compared(self, variable: SyncedVariable, plan: Plan, alternatives: Sequence[strategy_pb2.VariableNode]) -> str:
         node = plan.nodes[variable.name]
         others = {
-            _kind(other): self._model.predict(self._with(plan.load, variable.name, node, other)).seconds
+            _kind(other): plan.model.predict(self._with(plan.load, variable.name, node, other)).seconds
             for other in alternatives
             if _kind(other) != _kind(node)
         }
@@ -344,16 +355,19 @@ class _Search:
             self._reason(variable, best, alternatives[variable.name]) for variable in self._variables
         )
         strategy.choice.basis, strategy.choice.compared = self._basis(), len(compared)
+        if best.recomputes:
+            strategy.choice.recomputes = True
+            strategy.recomputed_blocks.extend(recomputed_blocks(True, strategy, self._graph_item))
         return strategy
 
     def _basis(self) -> str:
         """Describes the origin of the times."""
-        network, step = self._model.network, self._spec.measurements.step
+        network, step = self._model.network, self._measurements.step
         links = f"links measured {network.measured_at}" if network.measured_at else "assumed links"
         if step is None:
             return f"{links}, no step measured"
         if not self._model.facts.is_measured:
-            return f"{links}, a step estimated by its FLOPs ({self._spec.measurements.why_not})"
+            return f"{links}, a step estimated by its FLOPs ({self._measurements.why_not})"
         return f"{links}, a step of {milliseconds(step.seconds)} measured"
 
 

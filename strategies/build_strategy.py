@@ -63,7 +63,7 @@ def call_builder(builder: BuildsStrategy, graph_item: GraphLike, resource_spec: 
             "the graph; its decisions belong in the strategy that it returns. Modify a copy instead."
         )
     if isinstance(builder, StrategyBuilder):
-        strategy.recomputed_blocks.extend(recomputed_blocks(builder, strategy, graph_item))
+        strategy.recomputed_blocks.extend(recomputed_blocks(builder.recompute, strategy, graph_item))
     return strategy
 
 

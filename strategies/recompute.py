@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from autodist.proto import strategy_pb2
-from autodist.strategies.base import StrategyBuilder
 from autodist.strategies.variables import GraphLike
 
 
 def recomputed_blocks(
-    builder: StrategyBuilder, strategy: strategy_pb2.Strategy, graph_item: GraphLike
+    choice: bool | Sequence[str], strategy: strategy_pb2.Strategy, graph_item: GraphLike
 ) -> Iterable[strategy_pb2.RecomputedBlock]:
-    """Returns the blocks that a builder's option selects; none without a graph.
+    """Returns the blocks that the option selects; none without a graph.
 
     The stages of a pipeline recompute everything if no patterns are set, so they need no blocks.
 
     Args:
-        builder: the builder.
-        strategy: the strategy that it has built.
+        choice: the option's value.
+        strategy: the strategy that is built.
         graph_item: the captured step.
 
     Raises:
         OptionError: a pattern matches no layer, or the option is True and no layers repeat.
     """
-    if builder.recompute is False or (builder.recompute is True and strategy.pipeline.stages):
+    if choice is False or (choice is True and strategy.pipeline.stages):
         return []
     # Imports TensorFlow only if there is a graph, which TensorFlow has created.
     from autodist.graph.blocks import find_blocks
@@ -32,5 +31,5 @@ def recomputed_blocks(
 
     if not isinstance(graph_item, CapturedStep):
         return []
-    blocks = find_blocks(graph_item, builder.recompute)
+    blocks = find_blocks(graph_item, choice)
     return [strategy_pb2.RecomputedBlock(name=block.name, scopes=block.scopes) for block in blocks]

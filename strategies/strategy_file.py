@@ -33,11 +33,13 @@ def strategy_yaml(strategy: strategy_pb2.Strategy) -> str:
             "section of the YAML file is its strategy file."
         )
     lines = [f"# {line}" for line in _head(strategy)]
+    recomputes = {"recompute": True} if strategy.choice.recomputes else {}
     if any(one.gathered_with for node in strategy.nodes for one in synchronizers_of(node)):
-        section: dict[str, Any] = {"builder": "FSDP", "prefetch": strategy.prefetch}
+        section: dict[str, Any] = {"builder": "FSDP", "prefetch": strategy.prefetch, **recomputes}
         return "\n".join([*lines, yaml.safe_dump({"strategy": section}, sort_keys=False)])
     reasons = {reason.variable: reason.text for reason in strategy.choice.reasons}
-    lines += ["strategy:", "  builder: AllReduce", "  variables:" if strategy.nodes else "  variables: {}"]
+    lines += ["strategy:", "  builder: AllReduce", *(["  recompute: true"] if recomputes else [])]
+    lines += ["  variables:" if strategy.nodes else "  variables: {}"]
     for node in strategy.nodes:
         if node.variable in reasons:
             lines.append(f"    # {reasons[node.variable]}")
@@ -53,7 +55,7 @@ def _head(strategy: strategy_pb2.Strategy) -> Iterator[str]:
         best = choice.alternatives[0]
         basis = " ".join(choice.basis.split())  # on one line
         yield f"Chosen by Auto: {best.name}, predicted to take {best.seconds:.4g} s a step ({basis})."
-    if strategy.recomputed_blocks:
+    if strategy.recomputed_blocks and not choice.recomputes:
         yield "The option `recompute` is not in this file; copy it from the strategy that this one was made from."
 
 

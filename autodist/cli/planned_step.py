@@ -317,9 +317,12 @@ def recomputed_block_plans(
         shapes: the shapes of the step's inputs on one worker, by name.
     """
     blocks = [Block(one.name, tuple(one.scopes)) for one in strategy.recomputed_blocks]
+    if not blocks:
+        return ()
+    graph = with_inferred_shapes(step, sorted(step.named), shapes)
     return tuple(
         RecomputedBlockPlan(name=one.block, bytes=one.bytes, flops=one.flops, kept=one.kept)
-        for one in (recomputation_costs(step, blocks, shapes) if blocks else ())
+        for one in recomputation_costs(step, blocks, graph, flops_of_nodes(graph))
     )
 
 

@@ -47,8 +47,8 @@ class PlannedSteps:
         placed = replace(
             step, holders={name: self._holders[kept] for name, kept in names.items() if kept in self._holders}
         )
-        is_auto = find_auto(self.builder) is not None
-        measurements = known_measurements(placed, self._spec, shapes) if is_auto else None
+        auto = find_auto(self.builder)
+        measurements = None if auto is None else known_measurements(placed, self._spec, shapes, auto.recompute)
         strategy = self._plans.with_shardings(self._plans.build(placed, names, measurements), names)
         self._plans.decide(strategy, names, Renaming())
         if self._workers > 1 and not strategy.HasField("mesh"):

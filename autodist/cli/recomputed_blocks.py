@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 
 import pydantic
 from rich.table import Table
 
-from autodist.graph.partial_count import PartialCount
+from autodist.graph.partial_count import PartialCount, saved_by_recomputation
 from autodist.logs.formatting import listed
 from autodist.logs.tables import text_table
 from autodist.strategies.stage_table import bytes_text, flops_text
@@ -56,26 +55,14 @@ def recomputed_rows(blocks: Sequence[RecomputedBlockPlan]) -> list[list[str]]:
 
 
 def recomputed_caption(blocks: Sequence[RecomputedBlockPlan], flops: int | None) -> str:
-    """Returns a sentence with the memory that all blocks save, and the computation that they add.
-
-    One block's activations exist at a time in the backward pass, so the largest block saves nothing.
-    """
-    again = _sum(one.flops for one in blocks)
-    saved = bytes_text(_saved(blocks))
+    """Returns a sentence with the memory that all blocks save, and the computation that they add."""
+    again = sum((one.flops for one in blocks), PartialCount())
+    saved = saved_by_recomputation([one.bytes for one in blocks])
     more = f", {round(100 * again.count / flops)} % more" if flops and again.count else ""
-    return f"The backward pass holds {saved} less, and computes {flops_text(again)} FLOPs again{more}"
+    return f"The backward pass holds {bytes_text(saved)} less, and computes {flops_text(again)} FLOPs again{more}"
 
 
 def without_recomputed(activations: PartialCount, blocks: Sequence[RecomputedBlockPlan]) -> PartialCount:
     """Returns the bytes of the activations that stay in memory if blocks are recomputed."""
-    saved = _saved(blocks)
+    saved = saved_by_recomputation([one.bytes for one in blocks])
     return PartialCount(activations.count - saved.count, activations.is_least or saved.is_least)
-
-
-def _saved(blocks: Sequence[RecomputedBlockPlan]) -> PartialCount:
-    freed, largest = _sum(one.bytes for one in blocks), max((one.bytes.count for one in blocks), default=0)
-    return PartialCount(freed.count - largest, freed.is_least)
-
-
-def _sum(counts: Iterable[PartialCount]) -> PartialCount:
-    return reduce(PartialCount.__add__, counts, PartialCount())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -34,3 +34,12 @@ class PartialCount:
 
     def __mul__(self, times: int) -> PartialCount:
         return PartialCount(self.count * times, self.is_least)
+
+
+def saved_by_recomputation(freed: Sequence[PartialCount]) -> PartialCount:
+    """Returns the bytes that recomputing blocks saves in total, from the bytes that each block frees.
+
+    One block's activations exist at a time in the backward pass, so the largest block saves nothing.
+    """
+    total = sum(freed, PartialCount())
+    return PartialCount(total.count - max((one.count for one in freed), default=0), total.is_least)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.activations import SAME_BUFFER, byte_size
-from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.recomputation import Block, Recomputation, backward_passes, find_recomputations, is_repeatable
@@ -33,19 +32,18 @@ class RecomputationCost:
 
 
 def recomputation_costs(
-    step: CapturedStep, blocks: Sequence[Block], shapes: Mapping[str, Sequence[int]]
+    step: CapturedStep, blocks: Sequence[Block], graph: tf.Graph, flops: Mapping[str, int | None]
 ) -> list[RecomputationCost]:
-    """Returns the costs of recomputing blocks, for inputs of given shapes.
+    """Returns the costs of recomputing blocks.
 
     Args:
         step: the captured step.
         blocks: the blocks.
-        shapes: the shapes of the step's inputs, by name.
+        graph: the step's nodes, with the shapes that follow from those of its inputs.
+        flops: the FLOPs of its nodes; see `flops_of_nodes`.
     """
     own = {name: name for name in step.graph_index.nodes}
     found = [one for passed in backward_passes(step) for one in find_recomputations(step, blocks, passed, own)]
-    graph = with_inferred_shapes(step, sorted(step.named), shapes)
-    flops = flops_of_nodes(graph)
     return [_cost(step, block, [one for one in found if one.block == block], graph, flops) for block in blocks]
 
 

@@ -15,7 +15,13 @@ from autodist.resources._sections import (
 )
 from autodist.resources._spec import ResourceSpec
 from autodist.resources._workers import Allotment, Replica, Worker
-from autodist.resources.measurements import MeasuredPair, Measurements, NetworkMeasurement, StepMeasurement
+from autodist.resources.measurements import (
+    MeasuredPair,
+    Measurements,
+    NetworkMeasurement,
+    Recomputation,
+    StepMeasurement,
+)
 
 __all__ = [
     "DEFAULT_NETWORK_BANDWIDTH",
@@ -27,6 +33,7 @@ __all__ = [
     "MetricsSection",
     "NetworkMeasurement",
     "Node",
+    "Recomputation",
     "Replica",
     "ResourceSpec",
     "SSHGroup",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,25 @@ class StepMeasurement:
     rows: Mapping[str, int] = field(default_factory=dict)
     took: float = 0.0
 
+    def with_more_computation(self, fraction: float) -> StepMeasurement:
+        """Returns the measurement of a step whose forward and backward pass take longer by a fraction."""
+        more = fraction * (self.seconds - sum(self.updates.values()))
+        ready = {name: at * (1 + fraction) for name, at in self.ready.items()}
+        return replace(self, seconds=self.seconds + more, ready=ready)
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """The effect of computing the activations of a model's blocks again in the backward pass.
+
+    Attributes:
+        saved: bytes of activations that a worker need not keep.
+        again: FLOPs that are computed again, as a fraction of those of the step.
+    """
+
+    saved: int
+    again: float
+
 
 @dataclass(frozen=True)
 class Measurements:
@@ -77,6 +96,7 @@ class Measurements:
         why_not: reason why the step could not be measured; empty if it was.
         slots: bytes of the slots of a variable, by its name.
         activations: bytes that a worker keeps for the backward pass.
+        recomputation: the effect of computing activations again; None: not known, or the model has no blocks for it.
         slowness: seconds of a step on each worker, as a multiple of the chief's; (): not known, as if they were equal.
         chosen: the strategy of an earlier run that this run continues, as bytes; `Auto` returns it. b"": none.
         memory: bytes of memory of each worker; 0: not known; (): none is known.
@@ -87,6 +107,14 @@ class Measurements:
     why_not: str = ""
     slots: Mapping[str, int] = field(default_factory=dict)
     activations: int = 0
+    recomputation: Recomputation | None = None
     slowness: tuple[float, ...] = ()
     memory: tuple[int, ...] = ()
     chosen: bytes = b""
+
+    def recomputing(self) -> Measurements:
+        """Returns the measurements of a step that computes its activations again, as far as the effect is known."""
+        if self.recomputation is None:
+            return self
+        step = None if self.step is None else self.step.with_more_computation(self.recomputation.again)
+        return replace(self, step=step, activations=max(self.activations - self.recomputation.saved, 0))

@@ -8,12 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from autodist.graph.activations import activation_bytes
-from autodist.graph.flops import with_inferred_shapes
+from autodist.graph.blocks import find_blocks
+from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
+from autodist.graph.partial_count import PartialCount, saved_by_recomputation
+from autodist.graph.recomputation_costs import recomputation_costs
 from autodist.graph.step import CapturedStep
 from autodist.kernels.place.slots import find_slots
+from autodist.options.fields import OptionError
 from autodist.proto.strategy_pb2 import Compilation
-from autodist.resources import Measurements, NetworkMeasurement, ResourceSpec, StepMeasurement
+from autodist.resources import Measurements, NetworkMeasurement, Recomputation, ResourceSpec, StepMeasurement
 from autodist.runs.measuring.attempt import Values, attempt, begin_together
 from autodist.runs.measuring.copied_step import OneReplica
 from autodist.runs.measuring.estimates import estimate_step
@@ -22,6 +28,7 @@ from autodist.runs.measuring.measured_step import measure_step
 from autodist.runs.measuring.measurement_file import ClusterIdentity, MeasurementFile
 from autodist.runs.measuring.network_probe import measure_network
 from autodist.runs.memory_needs import available_memory, has_gpus
+from autodist.strategies import find_auto
 from autodist.strategies.network_model import machines_of
 
 if TYPE_CHECKING:
@@ -31,6 +38,9 @@ log = logging.getLogger("autodist")
 
 LIMIT = 3.0
 """Seconds for the steps that are timed."""
+
+_FORWARD = 1 / 3
+"""Assumed part of the forward pass in the FLOPs of a step: the backward pass has two products for each of its own."""
 
 
 class AutoMeasurements:
@@ -42,6 +52,8 @@ class AutoMeasurements:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        auto = find_auto(run.builder)
+        self._recompute = auto.recompute if auto is not None else False
         self._network = _known_network(run.spec) if run.index == 0 else None
 
     def of(
@@ -104,8 +116,8 @@ class AutoMeasurements:
         try:
             measured = attempt(self._run, "a step", step, names, batch, measure)
         except CannotMeasure as error:
-            return estimated_measurements(step, self._run.spec, shapes, str(error))
-        return replace(needs_of(step, self._run.spec, shapes), step=measured)
+            return estimated_measurements(step, self._run.spec, shapes, str(error), self._recompute)
+        return replace(needs_of(step, self._run.spec, shapes, self._recompute), step=measured)
 
     def _measured_network(self) -> NetworkMeasurement:
         run, machines = self._run, machines_of(self._run.spec)
@@ -116,25 +128,54 @@ class AutoMeasurements:
         return measured
 
 
-def needs_of(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> Measurements:
+def needs_of(
+    step: CapturedStep,
+    spec: ResourceSpec,
+    shapes: Mapping[str, Sequence[int]],
+    recompute: bool | Sequence[str] = False,
+) -> Measurements:
     """Returns the memory that a step needs besides its variables; nothing is run.
 
     Args:
         step: the captured step.
         spec: the machines.
         shapes: shapes of its inputs in the chief's part of the first batch, if known.
+        recompute: the builder's option; the effect of True is returned if it is not set.
     """
     slots = {name: sum(slot.byte_size for slot in own) for name, own in find_slots(step).items()}
     if not shapes:
         return Measurements(slots=slots)
     # The memory of a worker is that of one GPU, or of its share of the machine.
     in_memory = _of_replica(step, spec, shapes) if has_gpus(spec.workers[0]) else shapes
-    activations = activation_bytes(step, with_inferred_shapes(step, sorted(step.named), in_memory))
-    return Measurements(slots=slots, activations=activations.count)
+    graph = with_inferred_shapes(step, sorted(step.named), in_memory)
+    return Measurements(
+        slots=slots,
+        activations=activation_bytes(step, graph).count,
+        recomputation=_recomputation(step, graph, recompute or True),
+    )
+
+
+def _recomputation(step: CapturedStep, graph: tf.Graph, choice: bool | Sequence[str]) -> Recomputation | None:
+    """Returns the effect of computing the activations of blocks again; None if no blocks are found."""
+    try:
+        blocks = find_blocks(step, choice)
+    except OptionError:  # raised again if the option is set
+        return None
+    flops = flops_of_nodes(graph)
+    costs, total = recomputation_costs(step, blocks, graph, flops), PartialCount.of(flops.values()).count
+    again = sum(one.flops.count for one in costs)
+    return Recomputation(
+        saved=saved_by_recomputation([one.bytes for one in costs]).count,
+        again=again / total if total else _FORWARD,
+    )
 
 
 def estimated_measurements(
-    step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], why_not: str
+    step: CapturedStep,
+    spec: ResourceSpec,
+    shapes: Mapping[str, Sequence[int]],
+    why_not: str,
+    recompute: bool | Sequence[str] = False,
 ) -> Measurements:
     """Returns the computation of a step by its FLOPs, and the memory that it needs; nothing is run.
 
@@ -143,10 +184,11 @@ def estimated_measurements(
         spec: the machines.
         shapes: shapes of its inputs in the chief's part of the first batch, if known.
         why_not: the reason why it is not measured.
+        recompute: the builder's option.
     """
     cores = OneReplica.of(spec.workers, 0).config.intra_op_parallelism_threads
     estimated = estimate_step(step, _of_replica(step, spec, shapes), max(cores, 1))
-    return replace(needs_of(step, spec, shapes), step=estimated, why_not=why_not)
+    return replace(needs_of(step, spec, shapes, recompute), step=estimated, why_not=why_not)
 
 
 def _of_replica(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
@@ -158,11 +200,17 @@ def _of_replica(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Seq
     }
 
 
-def known_measurements(step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]]) -> Measurements:
+def known_measurements(
+    step: CapturedStep,
+    spec: ResourceSpec,
+    shapes: Mapping[str, Sequence[int]],
+    recompute: bool | Sequence[str] = False,
+) -> Measurements:
     """Returns the estimates for a step, and the network as an earlier run has measured it."""
     network = None if len(spec.workers) == 1 else _known_network(spec)
     memory = (available_memory(spec.workers, 0),) * len(spec.workers)
-    return replace(estimated_measurements(step, spec, shapes, "no step was run"), network=network, memory=memory)
+    estimated = estimated_measurements(step, spec, shapes, "no step was run", recompute)
+    return replace(estimated, network=network, memory=memory)
 
 
 def _known_network(spec: ResourceSpec) -> NetworkMeasurement | None:

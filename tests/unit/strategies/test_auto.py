@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autodist.errors import StrategyError
-from autodist.resources import MeasuredPair, Measurements, NetworkMeasurement, StepMeasurement
+from autodist.resources import MeasuredPair, Measurements, NetworkMeasurement, Recomputation, StepMeasurement
 from autodist.strategies import (
     Auto,
     Override,
@@ -115,6 +115,23 @@ def test_no_memory_for_any_plan_says_what_is_missing(step, cluster):
     assert "recompute" in str(raised.value)
 
 
+@pytest.mark.parametrize("again, name", [(0.1, "recomputed"), (50.0, "FSDP")])
+def test_activations_are_computed_again_if_memory_is_short_and_that_is_the_fastest_way(step, cluster, again, name):
+    planned = step({f"w{k}": (512, 512) for k in range(8)})  # 8 MiB
+    held = {
+        "slots": {f"w{k}": 2 * MIB for k in range(8)},
+        "activations": 40 * MIB,
+        "recomputation": Recomputation(38 * MIB, again),
+    }
+    ready = {f"w{k}": 0.01 * (8 - k) for k in range(8)}
+    enough = Auto().build(planned, cluster(4).with_measurements(measured(*[FAST] * 3, ready=ready, **held)))
+    assert not enough.choice.recomputes
+    for_all = measured(*[50e6] * 3, ready=ready, **held, memory=(58 * MIB,) * 4)
+    choice = Auto().build(planned, cluster(4).with_measurements(for_all)).choice
+    assert name in choice.alternatives[0].name and choice.recomputes == (name == "recomputed")
+    assert any(one.exceeds_memory for one in choice.alternatives)
+
+
 @pytest.mark.parametrize(
     "allow, inexact",
     [
@@ -203,11 +220,15 @@ def test_a_builder_that_divides_the_model_is_refused(step, cluster):
         Auto(builders=("Mesh",)).build(step({"w": (8, 8)}), cluster(2))
 
 
-def test_activations_that_are_computed_again_need_no_memory(step, cluster):
-    little = measured(FAST, activations=100 * MIB, memory=(MIB, MIB))
+def test_the_option_recompute_saves_memory_and_takes_time_under_all_plans(step, cluster):
+    costs = {"activations": 100 * MIB, "recomputation": Recomputation(100 * MIB, 0.25)}
+    enough = Auto().build(step({"w": (8, 8)}), cluster(2).with_measurements(measured(FAST, **costs)))
+    little = cluster(2).with_measurements(measured(FAST, **costs, memory=(MIB, MIB)))
+    strategy = Auto(recompute=True).build(step({"w": (8, 8)}), little)
+    times = [choice.terms[0].seconds for choice in (enough.choice, strategy.choice)]
+    assert times[1] == pytest.approx(1.25 * times[0]) and not strategy.choice.recomputes
     with pytest.raises(StrategyError, match="No plan fits"):
-        Auto().build(step({"w": (8, 8)}), cluster(2).with_measurements(little))
-    assert Auto(recompute=True).build(step({"w": (8, 8)}), cluster(2).with_measurements(little)).nodes
+        Auto(recompute=True).build(step({"w": (1024, 1024)}), little)
 
 
 def test_reasons_and_alternatives_are_in_the_strategy(step, cluster):

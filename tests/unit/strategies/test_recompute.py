@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.resources import ResourceSpec
+from autodist.runs.measuring.auto_measurements import known_measurements
 from autodist.strategies import (
     AllReduce,
+    Auto,
     Override,
     OverrideVariables,
     UseAllReduce,
@@ -18,6 +22,7 @@ from autodist.strategies import (
     find_builder,
     registered_names,
 )
+from autodist.strategies.strategy_file import strategy_yaml
 from tests.unit.kernels.in_one_process import capture
 
 NODES = "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
@@ -96,3 +101,21 @@ def test_a_value_without_effect_is_refused_with_its_place(layers, tmp_path, valu
     with pytest.raises(StrategyError, match=message) as caught:
         builder_from_section(spec.strategy).build(layers, spec)
     assert caught.value.place.line == 4
+
+
+def test_auto_recomputes_if_nothing_else_fits_and_its_file_and_later_runs_do_the_same(layers, tmp_path):
+    spec, rows = read(tmp_path, "builder: Auto"), 1000
+    found = known_measurements(layers, spec, {name: [rows, 4] for name in layers.inputs})
+    own = 8 * rows * 4  # of a float64 tensor
+    assert found.activations == pytest.approx(6 * own, rel=1e-3)
+    assert found.recomputation.saved == 2 * own  # of three blocks with a tensor each between their layers
+    assert 0.3 < found.recomputation.again < 0.4
+    spec = spec.with_measurements(replace(found, memory=(5 * own,) * 2))
+    strategy = call_builder(Auto(), layers, spec)
+    assert len(strategy.recomputed_blocks) == 3
+    assert strategy.choice.alternatives[0].name.endswith("recomputed")
+    (tmp_path / "cluster.yml").write_text(NODES + strategy_yaml(strategy))
+    saved = ResourceSpec.from_file(tmp_path / "cluster.yml")
+    assert blocks(builder_from_section(saved.strategy).build(layers, saved)) == blocks(strategy)
+    kept = replace(found, chosen=strategy.SerializeToString(deterministic=True))
+    assert call_builder(Auto(), layers, spec.with_measurements(kept)).recomputed_blocks == strategy.recomputed_blocks
