@@ -1,8 +1,9 @@
 """Predicts the seconds of a step under a plan: computation, updates, and transfers by a network model.
 
-The time of a step is that of the busiest worker: forward and backward pass, updates, and the processor time of
-transfers; then the part of the transfers that the backward pass does not hide. (Source of the form: A. Jayarajan et
-al., "Priority-based Parameter Propagation", MLSys 2019, for gradients that are sent while the backward pass goes on.)
+The time of a step is that of the busiest worker (forward and backward pass, updates, and the processor time of
+transfers), or of all workers of a machine on its cores; then the part of the transfers that the backward pass does not
+hide. (Source of the form: A. Jayarajan et al., "Priority-based Parameter Propagation", MLSys 2019, for gradients that
+are sent while the backward pass goes on.)
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Prediction:
         processor: seconds that the busiest worker spends on messages.
         network: seconds of transfers that no computation hides.
         waits: seconds of messages that wait for each other.
+        cores: seconds that workers wait for cores, if their machine has more workers than cores.
         sent: bytes that the busiest worker sends or receives.
         held: bytes of variables, slots and gradients of each worker.
     """
@@ -46,13 +48,14 @@ class Prediction:
     processor: float
     network: float
     waits: float
+    cores: float
     sent: int
     held: tuple[int, ...]
 
     @property
     def seconds(self) -> float:
         """The predicted time of a step."""
-        return self.computation + self.updates + self.processor + self.network + self.waits
+        return self.computation + self.updates + self.processor + self.network + self.waits + self.cores
 
     @property
     def terms(self) -> dict[str, float]:
@@ -63,6 +66,7 @@ class Prediction:
             "processor time of transfers": self.processor,
             "network": self.network,
             "waits": self.waits,
+            "shared cores": self.cores,
         }
 
 
@@ -125,16 +129,26 @@ class CostModel:
         processor = self.network.byte * (sent + received) + self.network.message * messages + self.network.call * calls
         computation = self.loads.computes * self.facts.seconds * self.facts.slowness
         updates = load[Row.WORK] * self.facts.slowness
-        busiest = int(np.argmax(computation + updates + processor))
+        busy = computation + updates + processor
+        busiest = int(np.argmax(busy))
         return Prediction(
             computation=float(computation[busiest]),
             updates=float(updates[busiest]),
             processor=float(processor[busiest]),
             network=self._exposed(load),
             waits=hops * (self.network.hop + HANDLING),
+            cores=self._waits_for_cores(busy),
             sent=int(max(sent.max(), received.max())),
             held=tuple(int(held) for held in load[Row.HELD] + self.loads.computes * self.spec.measurements.activations),
         )
+
+    def _waits_for_cores(self, busy: np.ndarray) -> float:
+        """Returns the seconds by which a machine takes longer for all its workers than the busiest worker alone."""
+        if not self.spec.measurements.cores:
+            return 0.0
+        cores = np.array(self.spec.measurements.cores)
+        of_machines = self._machines @ (busy * np.maximum(cores, 1.0)) / (self._machines @ cores)
+        return float(max(of_machines.max() - busy.max(), 0.0))
 
     def _bytes(self, load: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the bytes that each worker sends and receives in a step."""

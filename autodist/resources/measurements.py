@@ -50,6 +50,8 @@ class NetworkMeasurement:
 class StepMeasurement:
     """The computation of a training step on one replica of the chief, for its part of the first batch.
 
+    The replica has its threads' cores for itself.
+
     Attributes:
         seconds: duration of a step, without a trace, with the threads of a replica.
         fixed: the part of `seconds` that does not depend on the number of examples, from a second, smaller batch.
@@ -65,6 +67,17 @@ class StepMeasurement:
     ready: Mapping[str, float] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
     took: float = 0.0
+
+    def with_own_cores(self, cores: float) -> StepMeasurement:
+        """Returns the measurement of a worker that need not share a core, from one that has a part of a core."""
+        part = min(cores, 1.0)
+        return replace(
+            self,
+            seconds=self.seconds * part,
+            fixed=self.fixed * part,
+            updates={name: seconds * part for name, seconds in self.updates.items()},
+            ready={name: at * part for name, at in self.ready.items()},
+        )
 
     def with_more_computation(self, fraction: float) -> StepMeasurement:
         """Returns the measurement of a step whose forward and backward pass take longer by a fraction."""
@@ -98,6 +111,7 @@ class Measurements:
         activations: bytes that a worker keeps for the backward pass.
         recomputation: the effect of computing activations again; None: not known, or the model has no blocks for it.
         slowness: seconds of a step on each worker, as a multiple of the chief's; (): not known, as if they were equal.
+        cores: number of cores of each worker; below 1 if its machine has more workers than cores. (): not known.
         chosen: the strategy of an earlier run that this run continues, as bytes; `Auto` returns it. b"": none.
         memory: bytes of memory of each worker; 0: not known; (): none is known.
     """
@@ -109,6 +123,7 @@ class Measurements:
     activations: int = 0
     recomputation: Recomputation | None = None
     slowness: tuple[float, ...] = ()
+    cores: tuple[float, ...] = ()
     memory: tuple[int, ...] = ()
     chosen: bytes = b""
 

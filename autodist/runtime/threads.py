@@ -45,7 +45,7 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
     concurrent operations would compete for the same cores: on two cores, a step of dense layers takes a third more
     time, one of small convolutions twice as much.
     """
-    cores = _cores_of(workers, index)
+    cores = _whole_cores_of(workers, index)
     on_cpu = sum(device.startswith("cpu:") for device in workers[index].devices)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=max(1, cores // max(1, on_cpu)),
@@ -61,10 +61,14 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
     return config
 
 
-def _cores_of(workers: Sequence[WorkerLike], index: int) -> int:
-    """Returns the number of cores of worker `index`."""
+def cores_of(workers: Sequence[WorkerLike], index: int) -> float:
+    """Returns the cores of worker `index`, which runs on this machine; below 1 if it has more workers than cores."""
     beside = sum(w.node.address == workers[index].node.address for w in workers)
-    return workers[index].cores or max(1, len(os.sched_getaffinity(0)) // beside)
+    return workers[index].cores or len(os.sched_getaffinity(0)) / beside
+
+
+def _whole_cores_of(workers: Sequence[WorkerLike], index: int) -> int:
+    return max(1, int(cores_of(workers, index)))
 
 
 def _set_graph_options(graph_options: tf.compat.v1.GraphOptions) -> None:
@@ -83,7 +87,7 @@ def share_cores(workers: Sequence[WorkerLike], index: int) -> None:
     With several workers, it also limits the heaps of the process, whose server will have about a hundred threads.
     """
     if len(workers) > 1:
-        limit_heaps(_cores_of(workers, index))
+        limit_heaps(_whole_cores_of(workers, index))
     config = session_config(workers, index)
     try:
         tf.config.threading.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)

@@ -15,7 +15,7 @@ from autodist.logs.tables import text_table
 PREDICTED = {
     "computing": ("computation", "updates"),
     "sending": ("network", "processor time of transfers"),
-    "waiting": ("waits",),
+    "waiting": ("waits", "shared cores"),
 }
 """The parts of a prediction that an activity of a trace shows."""
 

@@ -28,6 +28,7 @@ from autodist.runs.measuring.measured_step import measure_step
 from autodist.runs.measuring.measurement_file import ClusterIdentity, MeasurementFile
 from autodist.runs.measuring.network_probe import measure_network
 from autodist.runs.memory_needs import available_memory, has_gpus
+from autodist.runtime.threads import cores_of
 from autodist.strategies import find_auto
 from autodist.strategies.network_model import machines_of
 
@@ -82,15 +83,18 @@ class AutoMeasurements:
         begin_together(self._run)
         coordination = self._run.coordination
         own = self._of_step(step, names, batch, shapes, compilation)
+        cores = cores_of(self._run.spec.workers, self._run.index)
+        if own.step is not None and not own.why_not:  # all workers have run it at the same time
+            own = replace(own, step=own.step.with_own_cores(cores))
         seconds = 0.0 if own.step is None or own.why_not else own.step.seconds
         memory = available_memory(self._run.spec.workers, self._run.index)
         coordination.reach_collective()  # workers that refuse the step are at the call before
-        parts = [json.loads(part) for part in coordination.gather(json.dumps([seconds, memory]).encode())]
+        parts = [json.loads(part) for part in coordination.gather(json.dumps([seconds, memory, cores]).encode())]
         if self._run.index > 0:
             return own
         self._network = self._network or self._measured_network()
-        slowness = self._slowness([seconds for seconds, _ in parts])
-        return replace(own, network=self._network, slowness=slowness, memory=tuple(memory for _, memory in parts))
+        of_all, memories, all_cores = zip(*parts, strict=True)
+        return replace(own, network=self._network, slowness=self._slowness(of_all), memory=memories, cores=all_cores)
 
     def _slowness(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Returns the seconds of each worker as a multiple of the chief's; () if one could not measure.

@@ -66,12 +66,12 @@ def test_what_auto_predicted_stands_beside_the_worker_that_computed_longest(fold
         ["a step", "8.5 ms", "6 ms"],
         ["computing (computation, updates)", "7 ms", "5 ms"],
         ["sending (network, processor time of transfers)", "1.5 ms", "0 µs"],
-        ["waiting (waits)", "0 µs", "0 µs"],
+        ["waiting (waits, shared cores)", "0 µs", "0 µs"],
     ]
 
 
 def test_every_part_of_a_prediction_is_compared() -> None:
-    assert {part for parts in PREDICTED.values() for part in parts} == set(Prediction(0, 0, 0, 0, 0, 0, ()).terms)
+    assert {part for parts in PREDICTED.values() for part in parts} == set(Prediction(0, 0, 0, 0, 0, 0, 0, ()).terms)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autodist.resources import MeasuredPair, Measurements, NetworkMeasurement, StepMeasurement
-from autodist.strategies import AllReduce, PSLoadBalancing, ShardedAllReduce, synced_variables
+from autodist.strategies import PS, AllReduce, PSLoadBalancing, ShardedAllReduce, synced_variables
 from autodist.strategies.network_model import CALL, HOP, MESSAGE, NetworkModel
 from autodist.strategies.plan_cost import HANDLING, CostModel, Prediction
 from autodist.strategies.subgroups import choose_subgroups, group_of, sum_cost
@@ -61,6 +61,27 @@ def test_workers_of_one_machine_cost_processor_time_and_no_network(cluster):
     machines = type(cluster()).from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]})
     measured = Measurements(network(local=LOCAL_RATE), computing())
     assert NetworkModel.of(machines.with_measurements(measured)).byte == pytest.approx(1 / (2 * LOCAL_RATE))
+
+
+def test_workers_that_share_a_core_take_the_time_of_all_together(cluster, step):
+    machines = type(cluster()).from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 4}]})
+    planned = step({"kernel": (256, 1024)})
+
+    def found(builder, cores):
+        return predict(builder, planned, machines, Measurements(network(), computing(0.1), cores=cores))
+
+    apart, together = found(AllReduce(), (2.0,) * 4), found(AllReduce(), (0.5,) * 4)
+    assert apart.cores == 0
+    busy = together.computation + together.updates + together.processor
+    assert together.cores == pytest.approx(busy)  # four workers on two cores
+    owned = found(PS(), (0.5,) * 4)
+    assert owned.cores < owned.computation + owned.updates + owned.processor  # only the owner updates
+
+
+def test_a_step_that_was_measured_on_a_part_of_a_core_counts_as_on_a_whole_one():
+    measured = StepMeasurement(0.4, 0.2, updates={"w": 0.1}, ready={"w": 0.3}, rows={"w": 5})
+    assert measured.with_own_cores(0.5) == StepMeasurement(0.2, 0.1, {"w": 0.05}, {"w": 0.15}, {"w": 5})
+    assert measured.with_own_cores(4.0) == measured
 
 
 def test_a_sum_over_a_slow_link_takes_its_bytes(cluster, step):
