@@ -47,6 +47,8 @@ def starts_again_after(lost: LostRun, spec: ResourceSpec) -> bool:
     """Returns True if `continue_after` starts an elastic run again; its processes then wait for that."""
     if lost.chief_leaves or lost.joining is not None:
         return not lost.chief_leaves
+    if lost.away:
+        return True
     earlier = earlier_starts()
     is_restarted = spec.max_restarts > 0 and reason_not_to_restart(earlier, lost, spec.max_restarts) is None
     return _are_dismissed_for(lost) and (_is_on_trial(lost, earlier) or is_restarted)

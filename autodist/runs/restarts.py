@@ -151,9 +151,12 @@ def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = 
     """
     earlier, limit = earlier_starts(), spec.max_restarts
     away = () if lost.chief_leaves else nodes_to_leave_out(lost.away, spec, builder)
+    # A start that some machines have missed has trained nothing, so it does not count as a restart.
     if away:
-        # This start has trained nothing, so it does not count as a restart.
         _leave_out(lost, away, spec, earlier)
+        return
+    if spec.is_elastic and lost.away and not lost.chief_leaves:
+        _start_without_lost(lost, spec, earlier)
         return
     if limit == 0 and not lost.chief_leaves:
         return  # `min_nodes` alone is for machines that are away
@@ -211,6 +214,14 @@ def _leave_out(lost: LostRun, away: tuple[str, ...], spec: ResourceSpec, earlier
         "distributed again.", _format_left_out(away, spec), source_of(lost), left, "" if left == 1 else "s",
     )  # fmt: skip
     start_again(replace(earlier, left_out=(*earlier.left_out, *away), joined=()), lost)
+
+
+def _start_without_lost(lost: LostRun, spec: ResourceSpec, earlier: EarlierStarts) -> None:
+    log.warning(
+        "all workers start again from %s%s, since %s left before the run had started.",
+        source_of(lost), _format_workers(lost, spec), " and ".join(f"process {process}" for process in lost.away),
+    )  # fmt: skip
+    start_again(replace(earlier, joined=()), lost)
 
 
 def start_again(state: EarlierStarts, lost: LostRun, early_launch: Mapping[str, str] | None = None) -> None:

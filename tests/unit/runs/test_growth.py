@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autodist.errors import ClusterError, StrategyError, WorkerFailedError
+from autodist.errors import ClusterError, MachinesAwayError, StrategyError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
 from autodist.runs.growth import MOST_FAILED_JOINS, continue_after, starts_again_after
@@ -162,6 +162,21 @@ def test_the_processes_of_an_elastic_run_wait_for_another_start_if_there_is_one(
 ) -> None:
     spec = GIVEN.model_copy(update={"max_restarts": restarts})
     assert starts_again_after(lost, spec) is starts_again
+
+
+def test_a_start_that_a_process_has_left_before_the_checks_is_followed_by_one_without_it(
+    begun: list[Any], starts: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    starts(count=1, left_out=["5"], joined=["2"])
+    lost = LostRun(MachinesAwayError("its agent has ended", ("localhost:1",)), None, None, away=("1",))
+    assert starts_again_after(lost, GIVEN)
+    continue_after(lost, GIVEN, None)
+    assert caplog.messages == [
+        "all workers start again from the script's beginning (no checkpoint was saved), since process 1 left before "
+        "the run had started."
+    ]
+    (state,) = begun
+    assert (state["count"], state["left_out"], state["joined"]) == (1, ["5"], [])
 
 
 def test_the_number_of_processes_is_kept_on_the_way_to_the_workers() -> None:
