@@ -33,7 +33,7 @@ from autodist.cluster.script import Script
 from autodist.cluster.server_network import ServerNetwork
 from autodist.cluster.stalls import SAME_STEPS
 from autodist.cluster.worker_connection import WorkerConnection, WorkerGroup
-from autodist.errors import ClusterError, WorkerFailedError
+from autodist.errors import ClusterError, MachinesAwayError, WorkerFailedError
 from autodist.resources import ResourceSpec, Worker
 from autodist.waits import Condition
 
@@ -147,7 +147,9 @@ class Coordinator:
             facts = [answer for answer in answers.values() if isinstance(answer, Facts)]
             self._network.open(facts, self._environment, lambda: self._phase is _Phase.STOPPED)
         except BaseException as error:
-            self.abort("the run could not be prepared", cause=str(error))
+            # An elastic run may start again without processes that were lost; its end tells the others.
+            if not (self._spec.is_elastic and isinstance(error, MachinesAwayError)):
+                self.abort("the run could not be prepared", cause=str(error))
             raise
 
     def start(self, payload: bytes) -> None:
@@ -210,14 +212,10 @@ class Coordinator:
         Raises:
             WorkerFailedError: the script of a worker has ended.
         """
-        with self._changed:
-            for connection in self._group.connections:
-                if connection.done and self._is_running:
-                    reason = (
-                        f"has ended its script before its first step, in which {self._workers[0].name} waits for it"
-                    )
-                    self._endings.append(Ending(connection.name, f"{reason}. {SAME_STEPS}", connection.last_lines))
-                    self._changed.notify_all()
+        for connection in self._group.connections:
+            if connection.done:
+                reason = f"has ended its script before its first step, in which {self._workers[0].name} waits for it"
+                self.end_with_failure(connection.name, f"{reason}. {SAME_STEPS}")
         self.check()
 
     def finish(self) -> None:
@@ -296,14 +294,24 @@ class Coordinator:
             return self._changed.wait_for(lambda: not self._is_running, timeout)
 
     def end_with_failure(self, worker: str, reason: str, is_lost: bool = False) -> None:
-        """Ends the run as if a worker had failed, or with `is_lost` as if the connection to it had been lost."""
+        """Ends the run as if a worker had failed, or with `is_lost` as if the connection to it had been lost.
+
+        A worker that is done may end its process first. An exit status that its script has chosen is then the reason.
+        """
+        connection = next(connection for connection in self._group.connections if connection.name == worker)
+        if connection.done and self._is_running and not (is_lost or self._spec.is_given):
+            self._let_end(connection)
         with self._changed:
             if self._is_running:
-                lines = next(
-                    connection.last_lines for connection in self._group.connections if connection.name == worker
-                )
-                self._endings.append(Ending(worker, reason, lines, is_lost))
+                self._endings.append(Ending(worker, reason, connection.last_lines, is_lost))
                 self._changed.notify_all()
+
+    def _let_end(self, connection: WorkerConnection) -> None:
+        """Lets the process of a worker end that is done; returns when its exit status is known, or not in time."""
+        connection.is_released = True
+        connection.send(Release())
+        with self._changed:
+            self._changed.wait_for(lambda: connection.ending or not self._is_running, self._spec.cause_timeout)
 
     @property
     def _is_running(self) -> bool:
@@ -356,9 +364,9 @@ class Coordinator:
 
     def _note_ending(self, connection: WorkerConnection) -> None:
         assert connection.ending is not None
-        if self._phase is _Phase.RUNNING:
+        if self._phase is _Phase.RUNNING and not connection.is_released:
             self._endings.append(connection.ending)
-        elif self._phase is _Phase.RELEASED and connection.status != 0:
+        elif self._phase in (_Phase.RUNNING, _Phase.RELEASED) and connection.status != 0:
             if connection.status is not None and connection.status > 0 and connection.status != _NOT_FLUSHED:
                 self._endings.append(connection.ending)
             else:

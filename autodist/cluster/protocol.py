@@ -231,17 +231,20 @@ class Progress(Message):
         since: duration of that activity so far.
         processor: CPU time that its process has used so far.
         queued: time that its threads have waited for a processor so far.
+        calls: number of collective calls that the script has reached, each of which needs all workers; None if workers
+            may make different numbers of them.
     """
 
     doing: Doing
     since: float
     processor: float
     queued: float = 0.0
+    calls: int | None = None
 
     @classmethod
-    def of_this_process(cls, doing: Doing, began: float) -> Progress:
+    def of_this_process(cls, doing: Doing, began: float, calls: int | None = None) -> Progress:
         """Returns the progress of this process, whose activity started at `began`, a time of `time.monotonic`."""
-        return cls(doing, time.monotonic() - began, time.process_time(), _queued())
+        return cls(doing, time.monotonic() - began, time.process_time(), _queued(), calls)
 
 
 def _queued() -> float:

@@ -42,7 +42,7 @@ class WorkerProgress:
 
     Attributes:
         name: name of the worker.
-        before: its progress at the first observation; None if it did not answer.
+        before: its progress at the first observation; None if it did not answer, or was not observed before.
         now: its progress at the second observation; None if the worker has not answered yet.
         between: seconds between the two.
         since_answer: time since its last answer, in seconds of a `Stopwatch`.
@@ -82,6 +82,12 @@ class WorkerProgress:
     def since(self) -> float:
         return 0.0 if self.now is None else self.now.since
 
+    def needs(self, other: WorkerProgress) -> bool:
+        """Returns True if this worker is in a collective call that another one, whose script has ended, never makes."""
+        if self.now is None or other.now is None or not other.is_done or self.now.doing != Doing.STEPPING:
+            return False
+        return self.now.calls is not None and other.now.calls is not None and self.now.calls > other.now.calls
+
 
 @dataclass(frozen=True)
 class Stall:
@@ -115,9 +121,13 @@ class Limits:
 def find_stall(chief: WorkerProgress, others: Mapping[str, WorkerProgress], limits: Limits) -> Stall | None:
     """Returns the reason that the run can never continue, if that is certain, else None.
 
-    It is certain if a process does not answer, or if all workers whose scripts run wait in steps and compute nothing.
+    It is certain if a process does not answer, if a worker is in a collective call and the script of another one has
+    ended before it, or if all workers whose scripts run wait in steps and compute nothing.
     """
     everyone = [chief, *others.values()]
+    missing = [one for one in everyone if any(seen.needs(one) for seen in everyone)]
+    if missing:
+        return _missed(chief, missing, [seen for seen in everyone if any(seen.needs(one) for one in missing)])
     for seen in others.values():
         if seen.since_answer >= limits.answer:
             return _unanswered(seen, _while_waited_for([one.name for one in everyone if one.is_held_up]), limits)
@@ -227,14 +237,12 @@ class StallWatch:
             self._last_answer[name] = self._last_answer.get(name, requested_at) if answer is None else answered_at
             self._last_heard[name] = answered_at if name in heard else self._last_heard.get(name, requested_at)
         before, self._before = self._before, (observed_at, own_progress, answers)
-        if before is None:
-            return
-        between = time.monotonic() - before[0]
-        chief = WorkerProgress(self._chief, before[1], self._progress(), between)
+        between = 0.0 if before is None else time.monotonic() - before[0]
+        chief = WorkerProgress(self._chief, None if before is None else before[1], self._progress(), between)
         others = {
             name: WorkerProgress(
                 name,
-                before[2][name],
+                None if before is None else before[2][name],
                 now,
                 between,
                 answered_at - self._last_answer[name],

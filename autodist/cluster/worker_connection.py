@@ -6,6 +6,7 @@ import collections
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from autodist.cluster.agent_connection import AgentConnection
 from autodist.cluster.environments.start_rendezvous import channels_of_followers
@@ -51,6 +52,7 @@ class WorkerConnection(AgentConnection):
         answer: answer to `Inspect`; None until it arrives.
         joined: True if the script has joined the run.
         done: True if the script has reported that it is done.
+        is_released: True if its process may end before those of the other workers.
         progress: answer to the last `ProgressRequest`; None until it arrives.
         ending: end of the worker; None while it runs.
         is_leaving: True if the worker received SIGTERM.
@@ -69,7 +71,7 @@ class WorkerConnection(AgentConnection):
     ) -> None:
         self.name = name
         self.answer: Facts | Lost | None = None
-        self.joined = self.done = self.is_leaving = False
+        self.joined = self.done = self.is_released = self.is_leaving = False
         self.progress: Progress | None = None
         self.ending: Ending | None = None
         self.status: int | None = None
@@ -240,7 +242,12 @@ class WorkerGroup:
                 "`reach_timeout`",
                 is_away=True,
             )
-            return {connection.name: connection.answer or lost for connection in self.connections}
+            answers = {connection.name: connection.answer or lost for connection in self.connections}
+        if self._spec.is_elastic:  # a process that has left may come back, and the run does not need it
+            answers = {
+                name: replace(one, is_away=True) if isinstance(one, Lost) else one for name, one in answers.items()
+            }
+        return answers
 
     def request_progress(
         self, limit: float, are_starting: bool, is_over: Callable[[], bool]

@@ -134,6 +134,11 @@ class Coordination:
         if self._calls is not None and self._calls.reach_collective():
             self._peers.guard(self._calls.answer)
 
+    @property
+    def calls_reached(self) -> int | None:
+        """The number of collective calls that this worker has reached; None before the workers have joined."""
+        return None if self._calls is None else self._calls.reached
+
     def broadcast(self, message: bytes = b"") -> bytes:
         """Returns the chief's message, on every worker, once all have made this collective call."""
         with self.waiting():

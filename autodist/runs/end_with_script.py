@@ -99,11 +99,13 @@ def _warn_at_the_end(run: Run, alone: UndistributedScript) -> None:
 
 
 def _finishes_well(run: Run) -> bool:
+    was_lost = run.end.is_lost
     try:
         run.end.finish()
     except AutoDistError as error:
         run.end.error = error
-        log.error("%s", error)
+        # The loss was logged when it came, and the script has gone on since.
+        log.error("%s%s", "the script ends with a bad status, since the run had failed: " if was_lost else "", error)
         watch_script_end().fail()
         return False
     return not (watch_script_end().is_bad or run.end.joining)

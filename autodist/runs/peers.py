@@ -76,6 +76,7 @@ class Peers:
         is_raised: True if the script has seen that failure raised.
         on_leaving: called on the chief, from another thread, with the name of a worker that has received SIGTERM.
         on_observed: called whenever the chief observes this worker's progress, from another thread.
+        count_calls: returns `Progress.calls`; called from another thread.
         starts_again: called on the chief, at the end; returns True if the processes are to join another start.
     """
 
@@ -101,6 +102,7 @@ class Peers:
         self.failure: WorkerFailedError | None = None
         self.on_leaving: Callable[[str], None] = lambda worker: None
         self.on_observed: Callable[[], None] = lambda: None
+        self.count_calls: Callable[[], int | None] = lambda: None
         self.starts_again: Callable[[], bool] = lambda: False
         self._lines_at_failure = 0
         self.is_raised = False
@@ -253,17 +255,18 @@ class Peers:
         """Returns the state of this worker's script."""
         self.on_observed()
         if self._ended_at is not None:
-            return Progress.of_this_process(Doing.DONE, self._ended_at)
+            return Progress.of_this_process(Doing.DONE, self._ended_at, self.count_calls())
         joins_since = self._joins_since
         if joins_since is not None:
             return Progress.of_this_process(Doing.JOINING, joins_since)
         assert self._executor is not None, "peers have joined"
         is_stepping, since = self._executor.state
-        return Progress.of_this_process(Doing.STEPPING if is_stepping else Doing.ELSE, since)
+        return Progress.of_this_process(Doing.STEPPING if is_stepping else Doing.ELSE, since, self.count_calls())
 
     def _on_failure(self, failure: WorkerFailedError) -> None:
         self.failure = failure
-        log.error("%s", failure.headline)  # the rest follows at the end of the script, or if it formats the exception
+        if self._ended_at is None:  # the rest follows at the end of the script, or if it formats the exception
+            log.error("%s", failure.headline)
         self.fail(failure)
 
     def _on_leaving(self, worker: str) -> None:

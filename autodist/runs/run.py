@@ -164,6 +164,7 @@ class Run:
         self.recorder = recorder()
         self.metrics: StepMetrics | None = None
         self.steps = RunSteps(self)
+        self._peers.count_calls = lambda: self.coordination.calls_reached if self.steps.are_in_lockstep else None
         self.outer_steps = OuterSteps(self.guard)
         self.step = int(self.resumed.get("step", 0))
         self.is_in_step = False

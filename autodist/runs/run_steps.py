@@ -27,6 +27,7 @@ from autodist.runs.measuring.kept_choices import KeptChoices
 from autodist.runs.measuring.prediction_check import predicted
 from autodist.runs.memory_needs import held_in_one_memory, require_memory
 from autodist.runs.step_plans import StepPlans
+from autodist.runs.variable_sync import is_in_lockstep
 from autodist.runtime.program import Program
 from autodist.strategies import find_auto
 from autodist.strategies.strategy_file import strategy_yaml
@@ -67,6 +68,7 @@ class RunSteps:
         draws: names of operations that draw random numbers from a state that TensorFlow does not expose.
         tables: names of the lookup tables that this worker has initialized.
         has_program: True if a program was made that does more than set variables.
+        are_in_lockstep: True if all workers make the same number of steps, since each waits for the others.
         choices: strategies that `Auto` or `xla: auto` has chosen.
         on_first_program: called once, when the first training step is ready.
     """
@@ -77,7 +79,7 @@ class RunSteps:
         self.strategy: strategy_pb2.Strategy | None = None
         self.draws: set[str] = set()
         self.tables: set[str] = set()
-        self.has_program = False
+        self.has_program, self.are_in_lockstep = False, True
         self.on_first_program: Callable[[], None] | None = None
         self.choices = KeptChoices(run.resumed, run.spec, find_auto(run.builder))
         self._measures: AutoMeasurements | None = None
@@ -127,6 +129,7 @@ class RunSteps:
         if measured != _NOT_MEASURED and run.index == 0:
             self.choices.add(step, strategy)
         self._plans.decide(strategy, names, renaming)
+        self.are_in_lockstep = self.are_in_lockstep and is_in_lockstep(strategy)
         is_first = self.strategy is None and bool(strategy.nodes)
         if is_first:
             self.strategy = strategy

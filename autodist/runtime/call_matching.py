@@ -86,12 +86,15 @@ class CallMatching:
         worker: index of this worker; 0 is the chief.
         workers: number of workers.
         send: sends a message to some workers.
+
+    Attributes:
+        reached: number of collective calls that this worker has reached.
     """
 
     def __init__(self, worker: int, workers: int, send: Callable[[Sequence[int], CallMessage], None]) -> None:
         self._worker, self._others, self._send = worker, [w for w in range(workers) if w != worker], send
         self._changed = Condition()
-        self._position = 0
+        self.reached = self._position = 0
         self._number = 0
         self._queried_at: int | None = None
         self._decided: dict[int, bool] = {}
@@ -105,6 +108,7 @@ class CallMatching:
         Returns:
             True if other workers wait for `answer`.
         """
+        self.reached += 1
         self._advance(self._position + 1)
         return bool(self._owed)
 

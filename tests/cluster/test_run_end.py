@@ -77,9 +77,10 @@ atexit.register(lambda: 1 / 0)
     assert "localhost:1 was done; then its process was ended by SIGSEGV" in run.stderr
 
 
-def test_an_exit_status_that_a_worker_chooses_is_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["", "for _ in range(3): step(np.ones([2, 3]))"], ids=["at the end", "among steps"])
+def test_an_exit_status_that_a_worker_chooses_is_a_failure(tmp_path: Path, then: str) -> None:
     before = "atexit.register(lambda: note('handled'))"
-    with Training(tmp_path, TRAIN + "if me: raise SystemExit(3)", TWO, before) as run:
+    with Training(tmp_path, f"{TRAIN}if me: raise SystemExit(3)\n{then}", TWO, before) as run:
         assert run.wait(START + ENDS) == 1
         run.assert_gone(0)
         assert run.has_note("handled")

@@ -12,9 +12,11 @@ BETWEEN = 5.0
 LIMITS = Limits(stall=60.0, answer=60.0, deadlock=300.0)
 
 
-def seen(name: str, doing: Doing, since: float = 100.0, used: float = 0.0, queued: float = 0.0) -> WorkerProgress:
+def seen(
+    name: str, doing: Doing, since: float = 100.0, used: float = 0.0, queued: float = 0.0, calls: int | None = None
+) -> WorkerProgress:
     """A worker that has done the same for `since` seconds, and has used so much processor time between two looks."""
-    before, now = Progress(doing, since - BETWEEN, 7.0, 3.0), Progress(doing, since, 7.0 + used, 3.0 + queued)
+    before, now = Progress(doing, since - BETWEEN, 7.0, 3.0), Progress(doing, since, 7.0 + used, 3.0 + queued, calls)
     return WorkerProgress(name, before, now, BETWEEN)
 
 
@@ -27,8 +29,8 @@ def waiting(name: str, since: float = 100.0) -> WorkerProgress:
     return seen(name, Doing.STEPPING, since)
 
 
-def done(name: str) -> WorkerProgress:
-    return seen(name, Doing.DONE)
+def done(name: str, calls: int | None = None) -> WorkerProgress:
+    return seen(name, Doing.DONE, calls=calls)
 
 
 def stall_of(chief: WorkerProgress, *others: WorkerProgress) -> tuple[str, str] | None:
@@ -69,6 +71,14 @@ def stall_of(chief: WorkerProgress, *others: WorkerProgress) -> tuple[str, str] 
             "was lost: nothing was heard from its machine for 62 s, while a waits for it; check that",
         ),
         ([waiting("a"), since_answer("b", 61, since_message=31)], "b", "was lost: nothing was heard"),
+        # The call that a worker is in needs the others, though it computes, and though others are elsewhere.
+        (
+            [seen("a", Doing.STEPPING, 1, used=5.0, calls=8), done("b", 7), seen("c", Doing.ELSE, calls=7)],
+            "b",
+            "has ended its script, and a waits for it in a further step",
+        ),
+        ([done("a", 7), seen("b", Doing.STEPPING, 1, calls=8)], "b", "waits in a step for a, whose script has ended"),
+        ([seen("a", Doing.STEPPING, 1, calls=8), done("b", 8), done("c", 7)], "c", "and a waits for it"),
     ],
 )
 def test_what_can_never_go_on(workers: list[WorkerProgress], worker: str, words: str) -> None:
@@ -94,6 +104,10 @@ def test_what_can_never_go_on(workers: list[WorkerProgress], worker: str, words:
         [waiting("a"), seen("b", Doing.STEPPING, since=3.0)],  # it has begun that step between the two looks
         [done("a"), done("b")],
         [done("a"), seen("b", Doing.ELSE)],
+        [done("a", 7), seen("b", Doing.STEPPING, 1, calls=7)],  # it was there in that call
+        [done("a", 7), seen("b", Doing.ELSE, 900, calls=8)],
+        [done("a"), seen("b", Doing.STEPPING, 1, calls=8)],  # which may differ, as without a lockstep
+        [seen("a", Doing.STEPPING, 1, calls=8), seen("b", Doing.ELSE, calls=7)],
     ],
 )
 def test_what_may_go_on(workers: list[WorkerProgress]) -> None:
@@ -134,6 +148,13 @@ def watch(coordinator: Coordinator, doing: Doing, since: float) -> None:
 def test_a_run_that_can_never_go_on_is_given_up() -> None:
     coordinator = Coordinator(*[Progress(Doing.DONE, 80.0, 1.0)] * 6)
     watch(coordinator, Doing.STEPPING, 100.0)
+    assert [worker for worker, _ in coordinator.given_up] == ["b"]
+
+
+def test_a_step_after_the_end_of_another_script_is_given_up_at_the_first_look() -> None:
+    coordinator = Coordinator(Progress(Doing.DONE, 1.0, 1.0, calls=3))
+    StallWatch(coordinator, "a", lambda: Progress(Doing.STEPPING, 5.0, 0.0, calls=4), LIMITS)
+    assert coordinator.over.wait(10)
     assert [worker for worker, _ in coordinator.given_up] == ["b"]
 
 
