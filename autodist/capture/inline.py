@@ -30,7 +30,7 @@ from tensorflow.python.eager.polymorphic_function import function_type_utils  # 
 
 from autodist.capture.graphs import is_of_function
 from autodist.graph.jit_scope import JIT_SCOPE
-from autodist.graph.ops import Trait, having, sums_in_place
+from autodist.graph.ops import assigns, sums_in_place
 from autodist.tf_compat.patches import (
     CAPTURE,
     COND,
@@ -145,9 +145,6 @@ def naming_captures() -> Iterator[None]:
         yield
 
 
-_ASSIGNMENTS = having(Trait.ASSIGNMENT)
-
-
 @dataclass
 class BranchesInGraph:
     """The conditionals of a step's graph that are traced with both branches.
@@ -166,7 +163,7 @@ class BranchesInGraph:
 
         In a branch that is not taken, a write gets inputs that leave its variable as it is.
         """
-        if not self._conditions or not (op_type in _ASSIGNMENTS or sums_in_place(op_type)):
+        if not self._conditions or not assigns(op_type):
             return inputs
         handle, *at, value = inputs
         taken = functools.reduce(tf.logical_and, self._conditions)

@@ -15,10 +15,12 @@ import tensorflow as tf
 from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graphs import is_of_function
 from autodist.errors import CaptureError
+from autodist.graph.branch_effects import first_effect
 from autodist.graph.editor import NodeDef
+from autodist.graph.effects import READS
 from autodist.graph.functions import branches_of, functions_by_name
+from autodist.graph.ops import assigns, draws_numbers
 from autodist.graph.origins import line_of
-from autodist.graph.read_again import first_effect
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -57,7 +59,7 @@ def find_training_branches(graph: tf.Graph, noted: Sequence[RecordedGradientCall
 
 
 def _require_no_effects(graph: tf.Graph, node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) -> None:
-    effect = first_effect(node, functions, may_draw=True)
+    effect = first_effect(node, functions, lambda n: n.op in READS or assigns(n.op) or draws_numbers(n.op))
     if effect is not None:
         line = line_of(graph.get_operation_by_name(node.name)) or node.name
         raise CaptureError(

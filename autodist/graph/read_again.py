@@ -6,9 +6,7 @@ replica needs the contributions of the others before it can continue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-
-import tensorflow as tf
+from collections.abc import Callable, Iterable, Iterator
 
 from autodist.graph.batch_statistics import (
     NodeInput,
@@ -19,12 +17,12 @@ from autodist.graph.batch_statistics import (
     met_behind,
     met_mixing,
 )
-from autodist.graph.editor import NodeDef
+from autodist.graph.branch_effects import first_effect
 from autodist.graph.effects import NO_EFFECT, READS
-from autodist.graph.functions import branches_of, functions_by_name
+from autodist.graph.functions import functions_by_name
 from autodist.graph.names import node_of
-from autodist.graph.op_types import is_stateless
-from autodist.graph.ops import Trait, draws_numbers, having, sums_in_place
+from autodist.graph.op_types import NodeDef
+from autodist.graph.ops import Trait, assigns
 from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
@@ -82,7 +80,7 @@ def branches_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]
     updates, functions = _after_gradients(step), functions_by_name(step.graph_def.library)
     for node in step.graph_index.of_op("If"):
         handles = step.graph_index.effects.get(node.name, NO_EFFECT).writes
-        if node.name in updates or not handles or first_effect(node, functions) is not None:
+        if node.name in updates or not handles or first_effect(node, functions, _is_access) is not None:
             continue
         condition, *given = inputs_of(step, node.name)
         shapes = (step.spec_of(f"{node.name}:{k}").shape for k in range(len(node.attr["Tout"].list.type)))
@@ -94,24 +92,8 @@ def branches_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]
             yield node.name
 
 
-def first_effect(
-    node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef], may_draw: bool = False
-) -> NodeDef | None:
-    """Returns the first node in the branches of a conditional that has effects; None if both may be computed.
-
-    Reads and assignments of variables are no such effects, nor are draws of random numbers if `may_draw`.
-    """
-    for branch in branches_of(node):
-        for inner in functions[branch].node_def:
-            if inner.op == "If":
-                found = first_effect(inner, functions, may_draw)
-            else:
-                is_write = inner.op in having(Trait.ASSIGNMENT) or sums_in_place(inner.op)
-                is_plain = is_stateless(inner.op) or inner.op in READS or is_write
-                found = None if is_plain or (may_draw and draws_numbers(inner.op)) else inner
-            if found is not None:
-                return found
-    return None
+def _is_access(node: NodeDef) -> bool:
+    return node.op in READS or assigns(node.op)
 
 
 def _readers(step: CapturedStep) -> dict[str, list[str]]:

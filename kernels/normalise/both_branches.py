@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from autodist.graph.branch_effects import first_effect, nodes_in_branches
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import QUERIES
 from autodist.graph.functions import branches_of, functions_by_name
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, output_index, tensor
-from autodist.graph.op_types import is_in_batches, is_stateless
+from autodist.graph.op_types import is_in_batches
 from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.normalise.variable_versions import WRITES, Arithmetic, VariableVersion
@@ -44,34 +45,18 @@ def find_hindrance(node: NodeDef, library: tf.compat.v1.FunctionDefLibrary) -> s
     only if the branch is taken. This also holds for writes by other ops than `WRITES`.
     """
     functions = functions_by_name(library)
-    reason = _choice_hindrance(node)
-    for inner in _within(node, functions):
-        reason = reason or (_choice_hindrance(inner) if inner.op == "If" else _op_hindrance(inner))
-    return reason
+    for choice in (node, *(n for n in nodes_in_branches(node, functions) if n.op == "If")):
+        if choice.attr["Tcond"].type != tf.bool.as_datatype_enum:
+            return f"a condition that is not boolean ({choice.name})"
+        if tf.resource.as_datatype_enum in choice.attr["Tout"].list.type:
+            return f"a resource as an output ({choice.name})"
+    effect = first_effect(node, functions, _is_supported)
+    return None if effect is None else f"{effect.op} ({effect.name})"
 
 
-def _within(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) -> Iterator[NodeDef]:
-    for branch in branches_of(node):
-        for inner in functions[branch].node_def:
-            yield inner
-            if inner.op == "If":
-                yield from _within(inner, functions)
-
-
-def _choice_hindrance(node: NodeDef) -> str | None:
-    if node.attr["Tcond"].type != tf.bool.as_datatype_enum:
-        return f"a condition that is not boolean ({node.name})"
-    if tf.resource.as_datatype_enum in node.attr["Tout"].list.type:
-        return f"a resource as an output ({node.name})"
-    return None
-
-
-def _op_hindrance(node: NodeDef) -> str | None:
-    if node.op in ("ReadVariableOp", *WRITES, *QUERIES):
-        return None
-    if node.op == "ResourceGather" and not is_in_batches(node):
-        return None
-    return None if is_stateless(node.op) else f"{node.op} ({node.name})"
+def _is_supported(node: NodeDef) -> bool:
+    is_gather = node.op == "ResourceGather" and not is_in_batches(node)
+    return is_gather or node.op in ("ReadVariableOp", *WRITES, *QUERIES)
 
 
 class BothBranches:

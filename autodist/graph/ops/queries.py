@@ -84,6 +84,11 @@ DIFFERENCE = InPlaceSum("AssignSubVariableOp", "Sub", "ResourceScatterSub", "Res
 SUMS = (SUM, DIFFERENCE)
 
 
+def assigns(op: str) -> bool:
+    """Returns True if an op assigns its last input to a variable, adds it, or subtracts it."""
+    return op in having(Trait.ASSIGNMENT) or sums_in_place(op)
+
+
 def sums_in_place(op: str) -> bool:
     """Returns True if an op adds its last input to a variable, or subtracts it: zeros then leave the variable as is."""
     return any(op in (one.assign, one.scatter, one.scatter_nd) for one in SUMS)
