@@ -20,7 +20,7 @@ from autodist.capture.assemble import (
 )
 from autodist.capture.captured_resources import Table, bind_captures, require_unchanged
 from autodist.capture.composites import pairing_entries, reducing_by_rows
-from autodist.capture.global_statistics import BatchStatistics, with_global_statistics
+from autodist.capture.global_statistics import with_global_statistics
 from autodist.capture.gradients import GradientNotes, forget_custom_gradients, recording_gradients, tensors_of
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import inlining_functions, naming_captures
@@ -29,6 +29,7 @@ from autodist.capture.keras.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.keras.distribution.checks import checking_distributions
 from autodist.capture.keras.distribution.requested import requested_shardings
 from autodist.capture.other_strategies import refusing_strategies
+from autodist.capture.trace_changes import TraceChanges
 from autodist.capture.training_branches import find_training_branches
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import require_applied, require_synchronizable
@@ -118,29 +119,29 @@ def _capture(
     trace: Callable[..., tuple[Any, GradientNotes, AllReduceNotes]],
     batch_axes: Sequence[int | None],
     branches: set[str],
-    statistics: BatchStatistics | None,
+    changes: TraceChanges | None,
 ) -> _Made:
     """Captures a trace.
 
     Args:
-        trace: traces the step with statistics of the whole batch.
+        trace: traces the step with some changes.
         batch_axes: as for `capture_function`.
         branches: the conditionals known to compute gradients; those that are found are added.
-        statistics: those of the whole batch.
+        changes: the changes.
     """
     if branches:
-        statistics = statistics or BatchStatistics({}, None)
-        statistics.trace_branches(branches)
+        changes = changes or TraceChanges({}, None)
+        changes.trace_branches(branches)
     with fusing_batch_norms() as norms, _recording_overwrites() as overwritten:
-        concrete, noted, sums = trace(statistics)
+        concrete, noted, sums = trace(changes)
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # fuses nothing: second derivatives are those of the script's own arithmetic
-        concrete, noted, sums = trace(statistics)
+        concrete, noted, sums = trace(changes)
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
     if more := find_training_branches(graph, noted.calls) - branches:
         branches |= more
-        return _capture(trace, batch_axes, branches, statistics)
+        return _capture(trace, batch_axes, branches, changes)
     require_synchronizable(noted.calls, calls)
     definition = of_no_task(graph.as_graph_def())
     forget_custom_gradients(definition)
@@ -208,7 +209,7 @@ def _trace(
     arguments: Any,
     builds_for_xla: bool,
     autograph: bool,
-    statistics: BatchStatistics | None,
+    changes: TraceChanges | None,
     keeps_records: bool = False,
 ) -> tuple[Any, GradientNotes, AllReduceNotes]:
     """Returns the concrete function, its gradients and its in-step all-reduces."""
@@ -216,7 +217,7 @@ def _trace(
         keeping_records() if keeps_records else nullcontext(),
         recording_gradients() as noted,
         recording_all_reduces(in_functions=True) as sums,
-        nullcontext() if statistics is None else statistics.replacing(sums),
+        nullcontext() if changes is None else changes.applied(sums),
         inlining_functions(),
         reducing_by_rows(),
         pairing_entries(),
@@ -228,7 +229,7 @@ def _trace(
     ):
         concrete = tf.function(function, autograph=autograph).get_concrete_function(*arguments)
     if noted.wants_records:
-        return _trace(function, arguments, builds_for_xla, autograph, statistics, keeps_records=True)
+        return _trace(function, arguments, builds_for_xla, autograph, changes, keeps_records=True)
     return concrete, noted, sums
 
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
 import tensorflow as tf
 
-from autodist.capture.graphs import is_of_function
-from autodist.capture.in_step_all_reduces import AllReduceNotes
-from autodist.capture.inline import BranchesInGraph
+from autodist.capture.trace_changes import SCOPE, TraceChanges, Wanted
 from autodist.graph.batch_statistics import NodeInput, Statistic, find_statistics
 from autodist.graph.compared_examples import Rows, find_compared
 from autodist.graph.cotangent_statistics import find_in_cotangents
@@ -23,14 +20,9 @@ from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of
 from autodist.graph.read_again import branches_read_again, find_behind, writes_read_again
 from autodist.graph.step import CapturedStep
-from autodist.layout import Mean, Scalar, Total, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.tf_compat.patches import CREATE_OP, patched
 
 log = logging.getLogger("autodist")
-
-SCOPE = "autodist_whole/"
-"""Name scope of the additions to a trace, so that no name of the script's own nodes changes."""
 
 MOST_TRACES = 8
 
@@ -56,113 +48,8 @@ class Captured(Protocol):
 
 C = TypeVar("C", bound=Captured)
 
-Wanted = Mapping[NodeInput, Statistic | Rows]
 
-
-class BatchStatistics:
-    """The sums and means to compute over the whole batch, and those that a trace has replaced.
-
-    Args:
-        wanted: the statistics, or the rows to gather, by the input that reads them.
-        batch: an input of the step with a row for each example, and the axis of the rows; None if nothing is wanted.
-        branches: conditionals that are traced with both branches.
-    """
-
-    def __init__(self, wanted: Wanted, batch: tuple[str, int] | None, branches: Collection[str] = ()) -> None:
-        self._wanted, self._batch = wanted, batch
-        self._branches = BranchesInGraph(branches)
-        self._nodes = {place.node for place in wanted}
-        self.made: dict[NodeInput, str | None] = {}
-
-    @contextmanager
-    def replacing(self, notes: AllReduceNotes) -> Iterator[None]:
-        """Makes nodes of a step's own graph read the whole batch's values while the context is open.
-
-        Args:
-            notes: receives the in-step all-reduces.
-        """
-
-        def create(
-            plain: Any,
-            graph: Any,
-            op_type: str,
-            inputs: Sequence[tf.Tensor],
-            dtypes: Any = None,
-            input_types: Any = None,
-            name: str | None = None,
-            *args: Any,
-            **others: Any,
-        ) -> tf.Operation:
-            node = (name or "").rstrip("/")
-            is_own = not is_of_function(graph.outer_graph)
-            is_meant = node in self._nodes and is_own
-            if is_own:
-                with tf.name_scope(SCOPE):
-                    inputs = self._branches.written(op_type, inputs)
-            read = [self._read(notes, NodeInput(node, k), x) for k, x in enumerate(inputs)] if is_meant else inputs
-            made: tf.Operation = plain(graph, op_type, read, dtypes, input_types, name, *args, **others)
-            self.made |= {place: line_of(made) for place in self._wanted if is_meant and place.node == node}
-            return made
-
-        with patched({CREATE_OP: create}), self._branches.replacing():
-            yield
-
-    def trace_branches(self, branches: Collection[str]) -> None:
-        """Makes the next trace have both branches of more conditionals."""
-        self._branches, self.made = BranchesInGraph({*self._branches.names, *branches}), {}
-
-    @property
-    def is_made(self) -> bool:
-        """True if the trace has replaced all wanted statistics."""
-        return self.made.keys() == self._wanted.keys() and self._branches.made >= {*self._branches.names}
-
-    def _read(self, notes: AllReduceNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
-        if place not in self._wanted:
-            return value
-        assert self._batch is not None
-        (name, axis), named, wanted = self._batch, value.graph.get_tensor_by_name, self._wanted[place]
-        with tf.name_scope(SCOPE):
-            if isinstance(wanted, Rows):
-                return notes.gathered(value, wanted.axis, is_asked=False)
-            return global_statistic(notes, wanted, value, (named(name), axis), named)
-
-
-def global_statistic(
-    notes: AllReduceNotes,
-    statistic: Statistic,
-    value: tf.Tensor,
-    batch: tuple[tf.Tensor, int],
-    named: Callable[[str], tf.Tensor],
-) -> tf.Tensor:
-    """Returns the sum or mean of the whole batch.
-
-    Args:
-        notes: receives the in-step all-reduces.
-        statistic: the reduction over replicas.
-        value: this replica's value.
-        batch: a tensor with a row for each example, and the axis of the rows.
-        named: returns the tensors of the weight of a mean by name.
-    """
-    all_reduced = functools.partial(notes.all_reduced, is_asked=False)
-    if not isinstance(statistic, Mean):
-        return all_reduced(value)
-
-    def of(weight: Weight) -> tf.Tensor:
-        match weight:
-            case Scalar(tensor):
-                return tf.cast(named(tensor), value.dtype)
-            case Total(tensor, inner):
-                return tf.cast(named(tensor), value.dtype) * of(inner)
-        rows, axis = batch
-        return tf.cast(
-            tf.raw_ops.Shape(input=rows)[axis], value.dtype
-        )  # read at run time, also if the traced length is static
-
-    weight = of(statistic.weight)
-    return all_reduced(value * weight) / all_reduced(weight)
-
-
-def with_global_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
+def with_global_statistics(capture: Callable[[TraceChanges | None], C]) -> C:
     """Returns the step of `capture`, with the whole batch's sums, means and rows if its losses need them.
 
     A loss needs them if its dependence on the batch is known only with them, or if the step writes values computed from
@@ -183,18 +70,18 @@ def with_global_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
             break
         wanted |= more
         branches |= needed.branches
-        statistics = BatchStatistics(wanted, needed.batch, branches)
+        changes = TraceChanges(wanted, needed.batch, branches)
         try:
-            captured, before = capture(statistics), needed
+            captured, before = capture(changes), needed
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             if not any(isinstance(one, Rows) for one in wanted.values()):
                 raise
             why = str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
             log.info("a loss compares examples, and cannot be traced with those of all replicas: %s", why)
             break
-        if not statistics.is_made:
+        if not changes.is_made:
             break
-        needed, made = _Needed(captured), statistics.made
+        needed, made = _Needed(captured), changes.made
         if needed.read_again < before.read_again:
             kept, replaced_inputs = captured, made
     rows = {place for place, one in wanted.items() if isinstance(one, Rows)}

@@ -17,8 +17,6 @@ import tensorflow as tf
 from autodist.capture.assemble import CaptureNotes, assemble
 from autodist.capture.global_statistics import (
     MOST_TRACES,
-    SCOPE,
-    global_statistic,
     is_layers,
     is_of_custom_gradient,
     log_global_statistics,
@@ -28,6 +26,7 @@ from autodist.capture.graph_mode import handle_name, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
 from autodist.capture.session_resources import GETS
+from autodist.capture.trace_changes import SCOPE, global_statistic
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.cotangent_statistics import InCotangents, find_in_cotangents
 from autodist.graph.editor import GraphEditor
