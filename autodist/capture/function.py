@@ -87,8 +87,8 @@ def capture_function(
     """
     builds_for_xla = jit_compile if builds_for_xla is None else builds_for_xla
     trace = functools.partial(_trace, function, arguments, builds_for_xla, autograph)
-    capture = functools.partial(_capture, trace, tuple(batch_axes), set())
-    made = with_global_statistics(capture) if is_split else capture(None)
+    capture = functools.partial(_capture, trace, tuple(batch_axes))
+    made = with_global_statistics(capture) if is_split else capture(TraceChanges())
     made = made.compiled(jit_compile, builds_for_xla)
     warn_of_variables_without_gradient(made.captured.step, made.notes)
     return made.captured
@@ -118,20 +118,15 @@ class _Made:
 def _capture(
     trace: Callable[..., tuple[Any, GradientNotes, AllReduceNotes]],
     batch_axes: Sequence[int | None],
-    branches: set[str],
-    changes: TraceChanges | None,
+    changes: TraceChanges,
 ) -> _Made:
     """Captures a trace.
 
     Args:
         trace: traces the step with some changes.
         batch_axes: as for `capture_function`.
-        branches: the conditionals known to compute gradients; those that are found are added.
-        changes: the changes.
+        changes: the changes; conditionals that compute gradients are added, and the step is traced again with them.
     """
-    if branches:
-        changes = changes or TraceChanges({}, None)
-        changes.trace_branches(branches)
     with fusing_batch_norms() as norms, _recording_overwrites() as overwritten:
         concrete, noted, sums = trace(changes)
     if norms.are_differentiated_twice:
@@ -139,9 +134,9 @@ def _capture(
         concrete, noted, sums = trace(changes)
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
-    if more := find_training_branches(graph, noted.calls) - branches:
-        branches |= more
-        return _capture(trace, batch_axes, branches, changes)
+    if more := find_training_branches(graph, noted.calls) - changes.branches:
+        changes.trace_branches(more)
+        return _capture(trace, batch_axes, changes)
     require_synchronizable(noted.calls, calls)
     definition = of_no_task(graph.as_graph_def())
     forget_custom_gradients(definition)
@@ -209,7 +204,7 @@ def _trace(
     arguments: Any,
     builds_for_xla: bool,
     autograph: bool,
-    changes: TraceChanges | None,
+    changes: TraceChanges,
     keeps_records: bool = False,
 ) -> tuple[Any, GradientNotes, AllReduceNotes]:
     """Returns the concrete function, its gradients and its in-step all-reduces."""
@@ -217,7 +212,7 @@ def _trace(
         keeping_records() if keeps_records else nullcontext(),
         recording_gradients() as noted,
         recording_all_reduces(in_functions=True) as sums,
-        nullcontext() if changes is None else changes.applied(sums),
+        changes.applied(sums),
         inlining_functions(),
         reducing_by_rows(),
         pairing_entries(),

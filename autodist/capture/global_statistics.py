@@ -49,17 +49,17 @@ class Captured(Protocol):
 C = TypeVar("C", bound=Captured)
 
 
-def with_global_statistics(capture: Callable[[TraceChanges | None], C]) -> C:
+def with_global_statistics(capture: Callable[[TraceChanges], C]) -> C:
     """Returns the step of `capture`, with the whole batch's sums, means and rows if its losses need them.
 
     A loss needs them if its dependence on the batch is known only with them, or if the step writes values computed from
     them and reads these again. Rows are gathered for the parts of a loss that compare examples. Several traces may be
     needed, as one such value may hide others. If another obstacle remains, the step is unchanged.
     """
-    kept = captured = capture(None)
+    changes = TraceChanges()
+    kept = captured = capture(changes)
     needed = _Needed(captured)
     wanted: dict[NodeInput, Statistic | Rows] = {}
-    branches: set[str] = set()
     made: Mapping[NodeInput, str | None] = {}
     replaced_inputs = made
     for _ in range(MOST_TRACES):
@@ -69,8 +69,7 @@ def with_global_statistics(capture: Callable[[TraceChanges | None], C]) -> C:
         if needed.batch is None or not (more or needed.branches) or not wanted.keys().isdisjoint(more):
             break
         wanted |= more
-        branches |= needed.branches
-        changes = TraceChanges(wanted, needed.batch, branches)
+        changes = TraceChanges(wanted, needed.batch, changes.branches | needed.branches)
         try:
             captured, before = capture(changes), needed
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:

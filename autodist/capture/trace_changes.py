@@ -29,17 +29,19 @@ class TraceChanges:
 
     Args:
         wanted: the sums and means to compute over the whole batch, or the rows to gather, by the input that reads them.
-        batch: an input of the step with a row for each example, and the axis of the rows; None if nothing is wanted.
+        batch: an input of the step with a row for each example, and the axis of the rows; None if `wanted` is empty.
         branches: conditionals that are traced with both branches.
 
     Attributes:
         made: the inputs that read the whole batch's values now, with the line of the script that has made their node.
     """
 
-    def __init__(self, wanted: Wanted, batch: tuple[str, int] | None, branches: Collection[str] = ()) -> None:
-        self._wanted, self._batch = wanted, batch
+    def __init__(
+        self, wanted: Wanted | None = None, batch: tuple[str, int] | None = None, branches: Collection[str] = ()
+    ) -> None:
+        self._wanted, self._batch = wanted or {}, batch
         self._branches = BranchesInGraph(branches)
-        self._nodes = {place.node for place in wanted}
+        self._nodes = {place.node for place in self._wanted}
         self.made: dict[NodeInput, str | None] = {}
 
     @contextmanager
@@ -72,17 +74,25 @@ class TraceChanges:
             self.made |= {place: line_of(made) for place in self._wanted if is_meant and place.node == node}
             return made
 
+        if not (self._wanted or self.branches):
+            yield
+            return
         with patched({CREATE_OP: create}), self._branches.replacing():
             yield
 
+    @property
+    def branches(self) -> frozenset[str]:
+        """The conditionals that are traced with both branches."""
+        return frozenset(self._branches.names)
+
     def trace_branches(self, branches: Collection[str]) -> None:
         """Makes the next trace have both branches of more conditionals."""
-        self._branches, self.made = BranchesInGraph({*self._branches.names, *branches}), {}
+        self._branches, self.made = BranchesInGraph(self.branches.union(branches)), {}
 
     @property
     def is_made(self) -> bool:
         """True if the trace has made all changes."""
-        return self.made.keys() == self._wanted.keys() and self._branches.made >= {*self._branches.names}
+        return self.made.keys() == self._wanted.keys() and self._branches.made >= self.branches
 
     def _read(self, notes: AllReduceNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
         if place not in self._wanted:
