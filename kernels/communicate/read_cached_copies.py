@@ -16,6 +16,7 @@ from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy
 from autodist.kernels.plan import CACHED_COPY
+from autodist.placement.holder import Copy
 from autodist.placement.synchrony import SyncMode
 
 
@@ -73,27 +74,15 @@ class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
         plan = context.plan
         holders = {name: holder.with_copies(name, plan.cached_copies) for name, holder in step.holders.items()}
         step = replace(step, holders=holders)
-        copies = {name: step.slices[name].copy(CACHED_COPY) for name in step.owners if name in step.synchrony_of}
-        names = [name for name, copy in copies.items() if copy is not None]
-        if not (names and context.computes):
+        found = ((name, step.slices[name].copy(CACHED_COPY)) for name in step.owners if name in step.synchrony_of)
+        copies = {name: copy for name, copy in found if copy is not None}
+        if not (copies and context.computes):
             return step
         work = _CachedCopies(step, context)
-        for name in names:
-            copy = copies[name]
-            if copy is not None and copy.is_held_by(context.worker, step.owners[name]):
-                work.use_cached_copy(step.by_name[name], plan.has_cached_copy(name))
+        for name, copy in copies.items():
+            if copy.is_held_by(context.worker, step.owners[name]):
+                work.use_cached_copy(step.by_name[name], copy, plan.has_cached_copy(name))
         return work.editor.to_step()
-
-
-def _differs(step: ReplicatedStep, name: str) -> bool:
-    """Returns True if the cached copies of a variable have another value than the variable: an older or rounded one."""
-    return step.synchrony_of[name].runs_ahead or is_rounded(step, name)
-
-
-def is_rounded(step: ReplicatedStep, name: str) -> bool:
-    """Returns True if a variable has cached copies with rounded values."""
-    copy = step.slices[name].copy(CACHED_COPY)
-    return copy is not None and bool(copy.encoding)
 
 
 class _CachedCopies:
@@ -106,11 +95,12 @@ class _CachedCopies:
         self._shared_reads: dict[tuple[str, ...], str] = {}
         self._cached_reads = CachedReads(step, context)
 
-    def use_cached_copy(self, variable: Variable, is_read: bool) -> None:
+    def use_cached_copy(self, variable: Variable, copy: Copy, is_read: bool) -> None:
         """Makes the compute part read a variable's cached copy, and adds what refreshes it.
 
         Args:
             variable: the variable.
+            copy: its cached copy.
             is_read: False if another step's strategy gave it the copy. This step then refreshes it if it writes the
                 variable, but reads the variable, since updates of that other step may not have reached the copy.
         """
@@ -122,9 +112,10 @@ class _CachedCopies:
         device = self._context.home(self._context.worker, variable.dtype)
         cached_copy = add_copy(self.editor, variable, copy_of(handle), CACHED_COPY, device)
         reads = self._cached_reads.of(variable)
-        if is_rounded(self._step, variable.name):
+        if copy.encoding:
             self._require_exact_updates(variable, reads)
-        reading = [made for name in reads for made in self._read_instead(name, variable, cached_copy)]
+        is_same = not copy.is_at_owner
+        reading = [made for name in reads for made in self._read_instead(name, variable, cached_copy, is_same)]
         if not is_sent:
             self._refresh(variable, cached_copy, writes, reading)
 
@@ -146,15 +137,14 @@ class _CachedCopies:
                 "be rounded. Read the variable again for the update, or give it the value_compressor NONE."
             )
 
-    def _read_instead(self, name: str, variable: Variable, cached_copy: str) -> list[str]:
+    def _read_instead(self, name: str, variable: Variable, cached_copy: str, is_same: bool) -> list[str]:
         """Replaces a read by a read of the cached copy; returns the node that reads it.
 
-        Updates still read the variable if the copy is older or rounded.
+        Updates still read the variable unless the copy always has the same value (`is_same`).
         """
         if self.editor[name].op != "ReadVariableOp":
             self.editor.rewire(tensor(variable.handle), cached_copy, [name])
             return [name]
-        is_same = not _differs(self._step, variable.name)
         readers = [c for c in self.editor.consumers(name) if name in self._data_inputs(c)]
         if not is_same:
             readers = [c for c in readers if c in self._cached_reads.compute]
