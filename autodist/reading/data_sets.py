@@ -82,6 +82,15 @@ def elements_of(iterator: Iterator[Any]) -> Iterator[Any]:
         yield element
 
 
+def until_end(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Yields the elements of an iterator as `next` returns them; it may also end with TensorFlow's error."""
+    while True:
+        try:
+            yield next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return
+
+
 def _packer(spec: Any) -> Callable[[list[tf.Tensor]], Any]:
     """Returns a function that packs tensors into an element."""
     try:

@@ -17,11 +17,12 @@ from keras import tree
 from autodist.batch.axis import is_array
 from autodist.capture.keras.call_arguments import arguments_of, comparable_lengths, with_bound_arguments
 from autodist.capture.keras.libraries import steps_per_execution
-from autodist.capture.keras.steps import TracedStep, iterator_of, until_end, without_optionals
+from autodist.capture.keras.steps import TracedStep, iterator_of, without_optionals
 from autodist.capture.keras.train_functions import makes_its_own, one_batch_step, plain_function, set_maker
 from autodist.capture.local_steps import plain_variable
 from autodist.errors import NotSharedError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.reading.data_sets import until_end
 from autodist.tf_compat.do_not_convert import converting, ours
 
 log = logging.getLogger("autodist")

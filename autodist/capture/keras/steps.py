@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -120,15 +120,6 @@ def on_several(step: TracedStep, first: ReadBatch, others: Iterator[Any], most: 
     if fault is not None:
         raise fault
     return logs
-
-
-def until_end(iterator: Iterator[Any]) -> Iterable[Any]:
-    """Yields the remaining elements of an iterator."""
-    while True:
-        try:
-            yield next(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError):
-            return
 
 
 def iterator_of(data: Any, spec: Any) -> Iterator[Any]:
