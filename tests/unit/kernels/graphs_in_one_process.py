@@ -13,7 +13,8 @@ from autodist.graph.names import node_of
 from autodist.graph.step import EXAMPLES, Step
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, find_holders, only_sets, rewrite
 from autodist.proto import strategy_pb2
-from tests.unit.kernels.in_one_process import in_one_session, rewritten_by, transfers_of
+from tests.unit.kernels.in_one_process import rewritten_by
+from tests.unit.kernels.in_one_session import in_one_session, transfers_of
 from tests.unit.kernels.without_stacks import without_stacks
 
 v1 = tf.compat.v1

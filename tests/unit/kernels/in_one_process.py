@@ -23,13 +23,10 @@ from autodist.capture.function import CapturedFunction, capture_function
 from autodist.compressors import Compressor
 from autodist.compressors.values import ValueCode
 from autodist.graph.imported import ImportedGraph
-from autodist.graph.inboxes import SOURCE, inboxes_of, queue_of
 from autodist.graph.names import node_of
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
-from autodist.graph.walks import reach
 from autodist.kernels import Context, rewrite
 from autodist.kernels.base import Kernel
-from autodist.kernels.communicate.communicator import reader_of
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.plan import CACHED_COPY, LOCAL_COPY
@@ -43,9 +40,10 @@ from autodist.proto import strategy_pb2
 from autodist.sharding import Axis, Mesh, Sharding
 from autodist.strategies.mesh_data import nodes_in_slices, nodes_with_slots_in_slices, owners_in_rows
 from autodist.synchronizers import LocalSteps, mesh_of
+from tests.unit.kernels.in_one_session import in_one_session, task_of_device, transfers_of
+from tests.unit.kernels.parts_of_values import Values, in_shards, joined, part_of, values_in_row
 from tests.unit.kernels.without_stacks import without_stacks
 
-Values = dict[str, np.ndarray]
 Batch = Sequence[np.ndarray]
 
 
@@ -449,96 +447,6 @@ class Session:
 def returned_by(step: Step) -> list[str]:
     """The outputs that are the script's."""
     return list(step.outputs[:-1] if step.counts_examples else step.outputs)
-
-
-def part_of(value: np.ndarray, sharding: Sharding, mesh: Mesh, place: int) -> np.ndarray:
-    """The part of a value that a place of a mesh holds."""
-    for axis, names in enumerate(sharding.axes):
-        value = np.split(value, mesh.count(names), axis)[mesh.index(place, names)]
-    return value
-
-
-def joined(parts: Mapping[int, np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
-    """The value whose parts the places of a mesh hold; of equal parts, the last place's."""
-    counts, first = [mesh.count(names) for names in sharding.axes], next(iter(parts.values()))
-    whole = np.zeros([length * count for length, count in zip(first.shape, counts, strict=True)], first.dtype)
-    for place, part in parts.items():
-        starts = [mesh.index(place, names) * n for names, n in zip(sharding.axes, part.shape, strict=True)]
-        whole[tuple(slice(start, start + n) for start, n in zip(starts, part.shape, strict=True))] = part
-    return whole
-
-
-def values_in_row(values: Sequence[Values], context: Context, cuts: Mapping[str, Partitioning]) -> Values:
-    """The variables of a worker on a mesh, with the slices of all workers of its row joined."""
-    row = [values[worker] for worker in context.group.workers]
-    found = dict(values[context.worker])
-    parts = [(part_name(name, k), cut) for name, cut in cuts.items() for k in range(len(context.coordinates))]
-    for name, cut in parts:
-        shards = [shard_name(name, k) for k in range(len(cut.sizes))]
-        if not any(shard in mine for shard in shards for mine in row):
-            continue  # the worker's coordinates have one part of the variable
-        held = [[mine[shard] for mine in row if shard in mine] for shard in shards]
-        assert all(len(copies) == 1 for copies in held), f"{name}: each slice has one owner in a row"
-        found[name] = np.concatenate([copy for (copy,) in held], cut.axis)
-    return found
-
-
-def in_shards(values: Values, cuts: Mapping[str, Partitioning]) -> Values:
-    """The values of whole variables, and of the shards of those that are cut."""
-    found = {name: value for name, value in values.items() if name not in cuts}
-    for name, cut in cuts.items():
-        parts = np.split(values[name], cut.starts[1:], cut.axis)
-        found.update({shard_name(name, k): part for k, part in enumerate(parts)})
-    return found
-
-
-def task_of_device(device: str) -> int:
-    task = tf.DeviceSpec.from_string(device).task
-    assert task is not None, f"{device!r} names no worker"
-    return task
-
-
-TRANSFER = "transfer"
-"""Name scope of the nodes that move a message to an inbox."""
-
-
-def transfers_of(step: Step, outer: str = "") -> list[str]:
-    """The nodes that move one message to each inbox of a step, or of one of its outer steps, in one session."""
-    apart = {key: reach(one.nodes, step.graph_index.sources.__getitem__) for key, one in step.outer_steps.items()}
-    queues = {node.attr["shared_name"].s.decode(): node.name for node in step.graph_def.node if SOURCE in node.attr}
-    used_by = {name: next((key for key, nodes in apart.items() if node in nodes), "") for name, node in queues.items()}
-    return [f"{TRANSFER}/{k}/put" for k, name in enumerate(inboxes_of(step.graph_def)) if used_by[name] == outer]
-
-
-def readers_of(step: Step) -> dict[str, int]:
-    """The worker that the message of each enqueue goes to; for outboxes, whose names end with it."""
-    nodes = {node.name: node for node in step.graph_def.node}
-    queues = {node.name: nodes[node_of(node.input[0])] for node in nodes.values() if node.op == "QueueEnqueueV2"}
-    return {name: reader_of(queue) for name, queue in queues.items()}
-
-
-def partners_of(step: Step) -> set[int]:
-    """The workers that a worker sends to or receives from."""
-    return {*readers_of(step).values(), *(inbox.source for inbox in inboxes_of(step.graph_def).values())}
-
-
-def in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """A worker's step for a session without devices, with the nodes of `transfers_of`."""
-    out = tf.compat.v1.GraphDef()
-    out.CopyFrom(graph_def)
-    queues = {node.attr["shared_name"].s.decode(): node for node in graph_def.node if SOURCE in node.attr}
-    for k, (name, inbox) in enumerate(inboxes_of(graph_def).items()):
-        with tf.Graph().as_default() as graph, tf.name_scope(f"{TRANSFER}/{k}"):
-            device = queues[name].device
-            own = queue_of(inbox, device)
-            message = queue_of(inbox, tf.DeviceSpec.from_string(device).replace(task=inbox.source)).dequeue()
-            own.enqueue(message, name="put")
-        out.node.extend(graph.as_graph_def().node)
-    for node in out.node:
-        if "shared_name" in node.attr and node.attr["shared_name"].s:
-            node.attr["shared_name"].s = b"worker_%d/%s" % (task_of_device(node.device), node.attr["shared_name"].s)
-        node.device = ""
-    return out
 
 
 def one_device(captured: CapturedFunction, step: Callable[..., object], batches: Sequence[Batch]) -> Trained:

@@ -24,7 +24,8 @@ from tests.unit.kernels.compressed_models import (
     power_iteration,
     to_short,
 )
-from tests.unit.kernels.in_one_process import Session, capture, partners_of, plan
+from tests.unit.kernels.in_one_process import Session, capture, plan
+from tests.unit.kernels.in_one_session import partners_of
 from tests.unit.kernels.wire import sent_bytes
 
 FED = Float16(error_feedback=True)

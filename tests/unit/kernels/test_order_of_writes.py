@@ -11,7 +11,8 @@ from autodist.capture.function import CapturedFunction
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effects
 from autodist.graph.step import Step
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, readers_of, rewritten, train
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.in_one_session import readers_of
 from tests.unit.kernels.place.partition.shards import numbers
 
 OWNERS = {"first": 1, "second": 0}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.kernels.in_one_process import Session, capture, plan, readers_of
+from tests.unit.kernels.in_one_process import Session, capture, plan
+from tests.unit.kernels.in_one_session import readers_of
 from tests.unit.kernels.table_steps import WIDTH, table_step
 from tests.unit.kernels.traffic import bytes_sent
 

@@ -14,7 +14,8 @@ from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import Subgroups
 from tests.unit.kernels.communicate.test_reduce_by_shuffle import check_queues
-from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, partners_of, plan
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan
+from tests.unit.kernels.in_one_session import partners_of
 
 TEAMS = {
     "4": [0, 0, 1, 1],

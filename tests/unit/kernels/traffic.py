@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.step import Step
-from tests.unit.kernels.in_one_process import Session, readers_of, task_of_device
+from tests.unit.kernels.in_one_process import Session
+from tests.unit.kernels.in_one_session import readers_of, task_of_device
 
 
 @dataclass(frozen=True)

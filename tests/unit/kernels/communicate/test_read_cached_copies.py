@@ -30,9 +30,9 @@ from tests.unit.kernels.in_one_process import (
     one_device,
     plan,
     rewritten,
-    task_of_device,
     train,
 )
+from tests.unit.kernels.in_one_session import task_of_device
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 from tests.unit.placement.holders import held_by

@@ -16,7 +16,8 @@ from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
 from autodist.kernels.pipeline import KERNELS, rewrite
 from tests.unit.kernels.drawn_steps import CHOICES, Choices, make_batches, make_step
-from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten, task_of_device
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten
+from tests.unit.kernels.in_one_session import task_of_device
 
 VARIABLES = ["table", "kernel", "gain"]
 PLAIN = Choices("mean", "adam", is_tied=False, is_frozen=False, counts_steps=True)

@@ -11,14 +11,8 @@ import tensorflow as tf
 from autodist.capture.gradients import recording_gradients
 from autodist.graph.walks import reach
 from tests.unit.kernels.graphs_in_one_process import Cluster
-from tests.unit.kernels.in_one_process import (
-    assert_same,
-    capture,
-    one_device,
-    readers_of,
-    rewritten,
-    train,
-)
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, rewritten, train
+from tests.unit.kernels.in_one_session import readers_of
 from tests.unit.kernels.pipelined import models
 from tests.unit.kernels.pipelined.test_place_stages import assert_same_bits
 

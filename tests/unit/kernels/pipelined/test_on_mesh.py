@@ -9,17 +9,8 @@ from autodist.errors import StrategyError
 from autodist.kernels import Context, rewrite
 from tests.transfers.graphs import faults_of
 from tests.transfers.steps import transfers_of
-from tests.unit.kernels.in_one_process import (
-    Session,
-    assert_same,
-    capture,
-    one_device,
-    partners_of,
-    plan,
-    readers_of,
-    rewritten,
-    train,
-)
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.in_one_session import partners_of, readers_of
 from tests.unit.kernels.pipelined import models
 from tests.unit.kernels.pipelined.models import on_mesh
 from tests.unit.kernels.shard.mesh_models import MEGATRON, table, transformer

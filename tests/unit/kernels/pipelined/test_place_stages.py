@@ -8,16 +8,8 @@ import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError, StrategyError
 from autodist.kernels import Context, Fetching, rewrite
-from tests.unit.kernels.in_one_process import (
-    Session,
-    assert_same,
-    capture,
-    one_device,
-    plan,
-    readers_of,
-    rewritten,
-    train,
-)
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.in_one_session import readers_of
 from tests.unit.kernels.pipelined import models
 
 CASES = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from autodist.kernels.shard.transfers import State, after, transfers
 from autodist.sharding import Mesh, Sharding
-from tests.unit.kernels.in_one_process import joined, part_of
+from tests.unit.kernels.parts_of_values import joined, part_of
 
 MESH = Mesh.of({"a": 2, "b": 3, "c": 2})
 RANK = 3

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.kernels import Context, Fetching, rewrite
-from tests.unit.kernels.in_one_process import EXAMPLES, capture, in_one_session, one_device, plan, rewritten, train
+from tests.unit.kernels.in_one_process import EXAMPLES, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.in_one_session import in_one_session
 from tests.unit.kernels.replicate.steps import batches, check, every_shape, hardest_shape, variable
 
 v1 = tf.compat.v1

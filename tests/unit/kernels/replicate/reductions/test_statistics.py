@@ -23,13 +23,13 @@ from tests.unit.kernels.in_one_process import (
     Trained,
     assert_same,
     capture,
-    in_one_session,
     one_device,
     plan,
     returned_by,
     rewritten,
     train,
 )
+from tests.unit.kernels.in_one_session import in_one_session
 from tests.unit.kernels.pairs import pairs
 
 FIRST_REDUCTION = next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))
