@@ -13,8 +13,9 @@ from functools import cached_property
 import tensorflow as tf
 
 from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, find_unknown, inputs_of
+from autodist.graph.branch_effects import nodes_in_branches
 from autodist.graph.editor import NodeDef
-from autodist.graph.functions import branches_of, functions_by_name
+from autodist.graph.functions import functions_by_name
 from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
@@ -129,9 +130,8 @@ class _Part:
     def _is_assertion(self, node: NodeDef) -> bool:
         """Returns True for a conditional that only prints something or stops the step, as `tf.debugging` makes them."""
         return node.op == "If" and all(
-            (is_stateless(inner.op) and not draws_numbers(inner.op)) or inner.op in _PRINTS or self._is_assertion(inner)
-            for branch in branches_of(node)
-            for inner in self._functions[branch].node_def
+            inner.op == "If" or inner.op in _PRINTS or (is_stateless(inner.op) and not draws_numbers(inner.op))
+            for inner in nodes_in_branches(node, self._functions)
         )
 
     def _is_of_layer(self, name: str) -> bool:
