@@ -22,7 +22,8 @@ from autodist.resources import ResourceSpec
 
 log = logging.getLogger("autodist")
 
-Partitioning = Callable[[Any], np.ndarray]
+TakePart = Callable[[Any], np.ndarray]
+"""Returns this worker's part of an array."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,18 @@ class OwnArrays:
     """Takes one worker's part of the arrays of a call.
 
     Attributes:
-        cuts: functions that return this worker's part of an array, one for each array.
+        takes: one for each array.
         examples: number of this worker's examples; 0 if its part is a padding row that does not count.
         all_examples: number of examples passed to the call.
     """
 
-    cuts: Sequence[Partitioning]
+    takes: Sequence[TakePart]
     examples: int
     all_examples: int
 
     def of(self, values: Iterable[Any]) -> list[np.ndarray]:
         """Returns this worker's part of the arrays of one call."""
-        return [cut(value) for cut, value in zip(self.cuts, values, strict=True)]
+        return [take_part(value) for take_part, value in zip(self.takes, values, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,10 @@ class Sharing:
         if global_batch is not None:
             return OwnArrays([np.asarray] * len(leaves), share_of(examples, workers, self.worker).size, examples)
         shares = {n: share_of(n, workers, self.worker) for n in {examples, *(x.rows for x in leaves)}}
-        cuts: list[Partitioning] = [
+        takes: list[TakePart] = [
             np.asarray if x.axis is None else functools.partial(take, axis=x.axis, share=shares[x.rows]) for x in leaves
         ]
-        return OwnArrays(cuts, shares[examples].size, examples)
+        return OwnArrays(takes, shares[examples].size, examples)
 
     @property
     def is_gathered(self) -> bool:
@@ -186,5 +187,5 @@ class Sharing:
         )  # fmt: skip
 
 
-def _with_a_row(leaf: Leaf) -> Partitioning:
+def _with_a_row(leaf: Leaf) -> TakePart:
     return np.asarray if leaf.axis is None else functools.partial(with_a_row, axis=leaf.axis)
