@@ -194,19 +194,19 @@ class Trained:
     Attributes:
         variables: by name, on each worker; a variable that one worker holds is only in that worker's.
         outputs: of each step, on each worker.
-        cuts: of partitioned variables.
+        partitionings: of partitioned variables.
     """
 
     variables: list[Values]
     outputs: list[list[list[np.ndarray]]]
-    cuts: Mapping[str, Partitioning] = field(default_factory=dict)
+    partitionings: Mapping[str, Partitioning] = field(default_factory=dict)
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
 
     def variable(self, name: str) -> np.ndarray:
         """Returns the value of a variable; all workers that hold it have the same bits."""
-        if name in self.cuts:
-            cut = self.cuts[name]
+        if name in self.partitionings:
+            cut = self.partitionings[name]
             return np.concatenate([self.variable(shard_name(name, k)) for k in range(len(cut.sizes))], cut.axis)
         if name in self.shardings and self.strategy is not None:
             mesh, parts = mesh_of(self.strategy), self._at_places(name, self.strategy)
@@ -250,34 +250,34 @@ class Session:
         is_optimized: bool = False,
     ) -> None:
         self.captured, self.strategy = captured, strategy
-        self.items = rewritten(captured, strategy, kernels)
+        self.steps = rewritten(captured, strategy, kernels)
         names = [v.name for v in captured.step.variables]
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
-        first = self.items[0]
-        self.cuts = {name: cut for name, cut in first.partitionings.items() if name in whole}
-        initial = in_shards(whole, self.cuts)
+        first = self.steps[0]
+        self.partitionings = {name: cut for name, cut in first.partitionings.items() if name in whole}
+        initial = in_shards(whole, self.partitionings)
         if strategy.HasField("mesh"):  # `_part` divides whole values
             initial |= whole
         self.graph = ImportedGraph()
-        self._transfers = [transfers_of(item) for item in self.items]
-        for worker, item in enumerate(self.items):
-            self.graph.import_nodes(in_one_session(item.graph_def), f"worker_{worker}")
+        self._transfers = [transfers_of(step) for step in self.steps]
+        for worker, step in enumerate(self.steps):
+            self.graph.import_nodes(in_one_session(step.graph_def), f"worker_{worker}")
         with self.graph.as_default(), without_stacks():
-            self.handles = [self._handles(worker) for worker in range(len(self.items))]
+            self.handles = [self._handles(worker) for worker in range(len(self.steps))]
             self._assign = [
                 tf.raw_ops.AssignVariableOp(resource=handle, value=self._part(worker, name, initial))
                 for worker, handles in enumerate(self.handles)
                 for name, handle in handles.items()
                 if self._whole(worker, name) in initial
             ] + [
-                tf.raw_ops.AssignVariableOp(resource=self.graph.get_tensor_by_name(proxy), value=code.rounded(value))
-                for proxy, name, code in self.proxies()
+                tf.raw_ops.AssignVariableOp(resource=self.graph.get_tensor_by_name(copy), value=code.rounded(value))
+                for copy, name, code in self.copies()
                 for value in [tf.constant(initial[name])]
             ]
             self._initializers = [
                 self.graph.get_operation_by_name(f"worker_{worker}/{name}")
-                for worker, item in enumerate(self.items)
-                for name in item.initializers.values()
+                for worker, step in enumerate(self.steps)
+                for name in step.initializers.values()
             ]
             self._read = [
                 {
@@ -302,10 +302,10 @@ class Session:
         for number, batch in enumerate(batches, 1):
             outputs.append(self.step(batch, limit_ms))
             self._run_outer_steps(number, limit_ms)
-        values, shardings = self.session.run(self.reads), self.items[0].shardings
+        values, shardings = self.session.run(self.reads), self.steps[0].shardings
         if not self.strategy.HasField("mesh"):
-            return Trained(values, outputs, self.cuts, shardings, self.strategy)
-        in_rows = [values_in_row(values, Context(self.strategy, k), self.cuts) for k in range(len(values))]
+            return Trained(values, outputs, self.partitionings, shardings, self.strategy)
+        in_rows = [values_in_row(values, Context(self.strategy, k), self.partitionings) for k in range(len(values))]
         return Trained(in_rows, outputs, {}, shardings, self.strategy)
 
     def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
@@ -347,7 +347,7 @@ class Session:
     ) -> list[list]:
         """The outputs of each worker's step, its targets, and the tensors `names`; a trace, if `metadata` takes it."""
         feeds = {}
-        for worker, step in enumerate(self.items):
+        for worker, step in enumerate(self.steps):
             feeds.update(self._feeds(worker, step, batch))
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
         if metadata is not None:
@@ -358,7 +358,7 @@ class Session:
     def _of_step(self) -> tuple[list[list[str]], list[tf.Operation]]:
         """The outputs of each worker's step, and the other nodes that a step runs."""
         fetches, targets = [], []
-        for worker, step in enumerate(self.items):
+        for worker, step in enumerate(self.steps):
             fetches.append([f"worker_{worker}/{name}" for name in returned_by(step)])
             run = (*step.targets, *step.background_nodes, *step.standing_nodes, *self._transfers[worker])
             targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
@@ -366,11 +366,11 @@ class Session:
 
     def _run_outer_steps(self, number: int, limit_ms: int) -> None:
         """Runs the outer steps that are due after `number` steps; all workers have the same ones."""
-        for key, outer in self.items[0].outer_steps.items():
+        for key, outer in self.steps[0].outer_steps.items():
             if number % outer.every == 0:
                 targets = [
                     self.graph.get_operation_by_name(f"worker_{worker}/{name}")
-                    for worker, step in enumerate(self.items)
+                    for worker, step in enumerate(self.steps)
                     for name in (*step.outer_steps[key].nodes, *transfers_of(step, key))
                 ]
                 self.session.run(targets, options=tf.compat.v1.RunOptions(timeout_in_ms=limit_ms))
@@ -395,16 +395,16 @@ class Session:
 
     def _whole(self, worker: int, name: str) -> str:
         """The name of the variable of which a worker holds a part under a name, or the name."""
-        step = self.items[worker]
+        step = self.steps[worker]
         _, handle = step.part_of(step.by_name[name].handle)
         return step.by_handle[handle].name
 
     def _part(self, worker: int, name: str, values: Values) -> np.ndarray:
         """The value of a variable, or of the part that a worker holds on a mesh under a name."""
-        step, context, whole = self.items[worker], Context(self.strategy, worker), self._whole(worker, name)
+        step, context, whole = self.steps[worker], Context(self.strategy, worker), self._whole(worker, name)
         coordinate, _ = step.part_of(step.by_name[name].handle)
         place = context.coordinates[coordinate] if context.mesh is not None else 0
-        for variable, cut in self.cuts.items() if context.mesh is not None else ():
+        for variable, cut in self.partitionings.items() if context.mesh is not None else ():
             shards = [shard_name(variable, k) for k in range(len(cut.sizes))]
             if whole in shards:
                 sharding, value = step.shardings.get(variable), values[variable]
@@ -416,16 +416,16 @@ class Session:
         return part_of(values[whole], sharding, context.mesh, place)
 
     def _handles(self, worker: int) -> dict[str, tf.Tensor]:
-        present = {node.name for node in self.items[worker].graph_def.node}
+        present = {node.name for node in self.steps[worker].graph_def.node}
         return {
             v.name: self.graph.get_tensor_by_name(f"worker_{worker}/{v.handle}:0")
-            for v in self.items[worker].variables
+            for v in self.steps[worker].variables
             if v.handle in present
         }
 
-    def proxies(self) -> Iterator[tuple[str, str, ValueCode]]:
-        """The handle of each worker's proxies, the variable's name, and the code of the proxy's value."""
-        for worker, step in enumerate(self.items):
+    def copies(self) -> Iterator[tuple[str, str, ValueCode]]:
+        """The handle of each copy that a worker has, the variable's name, and the code of the copy's value."""
+        for worker, step in enumerate(self.steps):
             present = {node.name for node in step.graph_def.node}
             for variable in step.variables:
                 for suffix in (CACHED_COPY, LOCAL_COPY):
@@ -437,8 +437,8 @@ class Session:
 
     def _read_own(self, worker: int, name: str, handle: tf.Tensor) -> tf.Tensor | None:
         """The value of a variable, if this worker holds it."""
-        variable = self.items[worker].by_name[name]
-        node = next(n for n in self.items[worker].graph_def.node if n.name == variable.handle)
+        variable = self.steps[worker].by_name[name]
+        node = next(n for n in self.steps[worker].graph_def.node if n.name == variable.handle)
         if task_of_device(node.device) != worker:
             return None
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)

@@ -26,7 +26,7 @@ def bytes_with(compressor, workers, dtype="float32"):
     variable = tf.Variable(np.zeros((N, M), dtype), name="v")
     captured = capture(given_gradient(variable), np.zeros((3, N, M), dtype))
     items = rewritten(captured, plan(captured.step, workers, compressor=compressor))
-    return [{what: n for what, n in sent_bytes(item).items() if what != "weight"} for item in items]
+    return [{what: n for what, n in sent_bytes(step).items() if what != "weight"} for step in items]
 
 
 def total(sent):

@@ -48,7 +48,7 @@ def trained(compressor, batches, subgroups, servers=0):
     """The variable of `given_gradient` after a step a batch, the same bits on all workers."""
     captured = capture(given_gradient(tf.Variable(np.zeros(batches[0].shape[1:]), name="v")), batches[0])
     session = Session(captured, planned(captured.step, compressor, subgroups, servers))
-    check_queues(session.items)
+    check_queues(session.steps)
     found = session.train([(batch,) for batch in batches])
     assert len([values for values in found.variables if "v" in values]) == len(subgroups)
     return found.variable("v")

@@ -75,7 +75,7 @@ def test_training_equals_one_device_where_rows_repeat(name, layout):
 def test_nothing_in_the_step_has_as_many_rows_as_the_table(name, layout):
     captured, _ = captured_with(name)
     items = rewritten(captured, LAYOUTS[layout](captured.step))
-    assert [node for item in items for node in nodes_with_rows(item, ROWS)] == []
+    assert [node for step in items for node in nodes_with_rows(step, ROWS)] == []
 
 
 @pytest.mark.parametrize("name", ["adagrad", "sgd, clipped by global norm"])

@@ -57,7 +57,7 @@ def test_the_number_of_fed_examples_needs_no_message_of_its_own(planned):
 
 def messages(planned, is_global):
     """The number of messages in which workers send tensors to each other."""
-    items = session_of(planned, is_global=is_global).items
+    items = session_of(planned, is_global=is_global).steps
     return sum(reader != worker for worker, item in enumerate(items) for reader in readers_of(item).values())
 
 

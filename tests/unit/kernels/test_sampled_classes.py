@@ -108,7 +108,7 @@ def test_batches_that_do_not_divide_train_with_samples_that_replicas_draw(caplog
     assert "not known" not in caplog.text
     seeds = [
         node.attr["seed2"].i
-        for item in sessions[0].items
+        for item in sessions[0].steps
         for node in item.graph_def.node
         if node.op == "LogUniformCandidateSampler"
     ]

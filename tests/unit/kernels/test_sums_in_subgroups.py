@@ -86,7 +86,7 @@ def test_a_step_trains_as_on_one_device(name, least, step, captured, monkeypatch
         monkeypatch.setattr("autodist.kernels.communicate.communicator.DIRECT_BYTES", least)
     data = batches(11, 4)  # fewer examples than workers
     session = Session(captured, planned(captured.step, TEAMS[name], SERVERS.get(name, 0)))
-    check_queues(session.items)
+    check_queues(session.steps)
     assert_same(session.train(data), one_device(captured, step, data), rtol=1e-9)
 
 

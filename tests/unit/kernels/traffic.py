@@ -56,6 +56,6 @@ def crossings(items: Sequence[Step]) -> list[Sent]:
 
 def bytes_sent(session: Session, batch: Sequence[np.ndarray]) -> Mapping[Sent, int]:
     """The size of each crossing in one step on a global batch, from the script's values of all variables."""
-    sent = crossings(session.items)
+    sent = crossings(session.steps)
     values = session.fetch_once(batch, [f"worker_{one.worker}/{one.tensor}" for one in sent])
     return {one: np.asarray(value).nbytes for one, value in zip(sent, values, strict=True)}

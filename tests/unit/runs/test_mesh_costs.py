@@ -106,7 +106,7 @@ def test_places_of_one_worker_send_nothing():
     assert not costs.links
     [sums] = costs.figures().collectives
     assert (sums.kind, sums.calls, sums.sent) == ("all_reduce", 1, PartialCount(0))
-    step = Session(model.captured, strategy).items[0]
+    step = Session(model.captured, strategy).steps[0]
     assert costs.held(0) == costs.figures().held == sum(variable.byte_size for variable in step.variables)
 
 
@@ -159,7 +159,7 @@ def test_parts_of_variables_and_slots_have_their_origins():
     ]
     assert (by_name["b1"].sharding, by_name["b1"].origin, by_name["b1"].part_bytes) == ("[model]", "propagation", 32)
     assert by_name["w2"].part_bytes * (1 if by_name["w2"].sharding == "whole" else 2) == by_name["w2"].bytes
-    step = Session(model.captured, strategy).items[0]
+    step = Session(model.captured, strategy).steps[0]
     assert costs.held(0) == sum(variable.byte_size for variable in step.variables)
     assert costs.held(0) < sum(variable.byte_size for variable in model.captured.step.variables)
 

@@ -136,7 +136,7 @@ def test_variables_may_have_different_numbers_of_local_steps():
     local = {"table": LocalSteps(3), "kernel": LocalSteps(2), "gain": LocalSteps(2)}
     captured = capture(make(), *batches[0])
     session = Session(captured, plan(captured.step, 2, local=local))
-    assert sorted(one.every for one in session.items[0].outer_steps.values()) == [2, 3]
+    assert sorted(one.every for one in session.steps[0].outer_steps.values()) == [2, 3]
     result = session.train(batches)
     for name in TRAINED:
         result.variable(name)  # equal on both workers after six steps

@@ -178,7 +178,7 @@ def test_workers_without_replicas_learn_the_same_sums(name):
     captured = capture(given_gradient(tf.Variable(np.zeros((16, 12)), name="v")), batches[0])
     beside = plan(captured.step, 2, compressor=ALL[name], servers=2)
     session = Session(captured, beside)
-    assert not any(item.initializers or sent_bytes(item) for item in session.items[2:])
+    assert not any(step.initializers or sent_bytes(step) for step in session.steps[2:])
     found = session.train([(b,) for b in batches])
     assert len([values for values in found.variables if "v" in values]) == 4
     np.testing.assert_array_equal(found.variable("v"), trained(ALL[name], batches, 2).variable("v"))

@@ -158,7 +158,7 @@ def test_training_is_that_of_one_device_and_a_step_names_no_other_worker(name: s
     captured = capture(step, *BATCHES[0])
     strategy = by_owners(captured, layout)
     session = Session(captured, strategy)
-    for worker, item in enumerate(session.items):
+    for worker, item in enumerate(session.steps):
         assert workers_of(item) == {worker}
     assert_same(session.train(BATCHES), one_device(captured, step, BATCHES))
 

@@ -144,7 +144,7 @@ def test_no_queue_is_left_and_all_nodes_stand_on_their_own_worker():
 
 def test_instance_keys_are_positive_unique_in_a_step_and_equal_on_all_workers():
     captured = capture(make_step(), words(4))
-    first, second = (keys(item) for item in rewritten(captured, by(Spec.RING, captured)))
+    first, second = (keys(step) for step in rewritten(captured, by(Spec.RING, captured)))
     assert first == second
     every = [key for some in first.values() for key in some]
     assert len(first) == 5  # gradients, the loss; sizes, indices and values of the rows

@@ -108,7 +108,7 @@ def test_buckets_of_any_size_give_the_same_numbers(bucket_bytes, monkeypatch):
     kernels = tuple(ReduceByShuffle(bucket_bytes) if isinstance(k, ReduceByShuffle) else k for k in KERNELS)
     strategy = plan(captured.step, 3)
     session = Session(captured, strategy, kernels)
-    check_queues(session.items)
+    check_queues(session.steps)
     assert_same(session.train(data), one_device(captured, step, data))
 
 

@@ -102,7 +102,7 @@ def test_all_workers_have_the_same_bits_in_their_copies(compressor):
     session = Session(captured, sharded_plan(captured.step, compressor))
     copies = {}
     with session.graph.as_default():
-        for handle, name, code in session.proxies():
+        for handle, name, code in session.copies():
             variable = session.graph.get_tensor_by_name(handle)
             copies.setdefault(name, []).append(tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.float64))
             assert code.code is not None

@@ -101,7 +101,7 @@ def test_a_fetch_of_some_workers_reads_its_version_or_is_refused(length: int, st
 def test_a_worker_without_replicas_begins_its_step_before_the_next_write_where_it_may_fetch():
     captured, _ = make((GRADIENT, WRITE), False, fetches=True)
     items = rewritten_by_each([captured], strategy_of(captured, Layout((1, 1), computing=2, servers=1)))
-    assert [[name for name in _sent(item) if name.startswith("read/")] for item in items] == [
+    assert [[name for name in _sent(step) if name.startswith("read/")] for step in items] == [
         [], [], [f"read/{digest('first')}/0/read/2/1"]
     ]  # fmt: skip
 
@@ -109,8 +109,8 @@ def test_a_worker_without_replicas_begins_its_step_before_the_next_write_where_i
 def test_owners_send_the_read_values_to_a_worker_without_replicas_and_need_no_signal():
     captured, _ = make((GRADIENT, READ, WRITE), False)
     items = rewritten(captured, strategy_of(captured, Layout((1, 1), computing=2, servers=1)))
-    assert not any(name.startswith("read/") for item in items for name in _sent(item))
-    values = [[name[-3:] for name in _sent(item) if name.startswith("remote_reads/")] for item in items]
+    assert not any(name.startswith("read/") for step in items for name in _sent(step))
+    values = [[name[-3:] for name in _sent(step) if name.startswith("remote_reads/")] for step in items]
     assert values == [[], ["1/0", "1/2"], []]
 
 

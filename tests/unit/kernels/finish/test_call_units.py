@@ -40,8 +40,8 @@ def test_no_bit_is_another_where_micro_batches_share_functions(model, recompute)
     captured = capture(models.made(model, "sgd"), *given[0], is_global=True)
     strategy = strategy_of(captured, recompute=recompute)
     calling, copying = Session(captured, strategy), Session(captured, strategy, models.IN_COPIES)
-    assert all(map(calls_of, calling.items))
-    assert not any(map(calls_of, copying.items))
+    assert all(map(calls_of, calling.steps))
+    assert not any(map(calls_of, copying.steps))
     found, expected = calling.train(given), copying.train(given)
     for mine, theirs in zip(found.variables, expected.variables, strict=True):
         assert mine.keys() == theirs.keys()
@@ -86,7 +86,7 @@ def test_outputs_of_forward_calls_wait_for_as_many_backward_calls_as_scheduled(l
     captured, given = layers
     session = Session(captured, strategy_of(captured, stages, micro_batches, schedule))
     when = session.trace_once(given)
-    for stage, step in enumerate(session.items):
+    for stage, step in enumerate(session.steps):
         calls = {node.name for node in calls_of(step)}
         spans = [
             (when[f"worker_{stage}/{name}"][1], when[f"worker_{stage}/{reader}"][0])

@@ -81,7 +81,7 @@ def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
     step = dense_step(optimizers.Adam())
     captured = asking(step, *batches(8)[0])
     session = Session(captured, plan(captured.step, 1, 2))
-    (item,) = session.items
+    (item,) = session.steps
     first, second, third = sorted(called(item), key=called(item).count, reverse=True)
     assert first == second != third
     assert not writes_in(item, first) and len(writes_in(item, third)) == 6
@@ -105,7 +105,7 @@ def test_ops_that_only_xla_supports_are_compiled_in_any_size(keras_in_float64):
     examples = [[rng.normal(size=(size, 4, 4, 4, 2))] for size in (4, 4, 3)]
     captured = capture(step, *examples[0])
     session = Session(captured, plan(captured.step, 1, 2))
-    assert all(called(item) for item in session.items)
+    assert all(called(step) for step in session.steps)
     assert_same(session.train(examples), one_device(captured, step, examples))
 
 
@@ -129,7 +129,7 @@ def test_a_strategy_says_what_is_compiled_whatever_the_script_requests(keras_in_
     strategy = plan(captured.step, *machines, one_machine=True)
     strategy.graph_config.compilation.CopyFrom(compilation)
     session = Session(captured, strategy)
-    for item in session.items:
+    for item in session.steps:
         assert bool(ops_in(item, "MatMul")) is not compiles_products
         # The step counter has an update of its own, which is too small to be compiled.
         writes = len(ops_in(item, "Assign"))
@@ -151,8 +151,8 @@ def test_numbers_are_drawn_without_xla_if_only_the_strategy_requests_it():
     strategy = plan(captured.step)
     strategy.graph_config.compilation.CopyFrom(PARTS["both"][0])
     session = Session(captured, strategy)
-    assert ops_in(session.items[0], "StatelessRandomUniform")
-    assert not ops_in(session.items[0], "Tanh")
+    assert ops_in(session.steps[0], "StatelessRandomUniform")
+    assert not ops_in(session.steps[0], "Tanh")
     assert_same(session.train(batches(8)), one_device(captured, step, batches(8)))
 
 
@@ -173,7 +173,7 @@ def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
     trained = list(dict.fromkeys(g.variable for g in captured.step.gradients))
     strategy = plan(captured.step, 2, 1, dict(zip(trained, owners, strict=False)), one_machine=True)
     session = Session(captured, strategy)
-    assert all(called(item) for item in session.items)
+    assert all(called(step) for step in session.steps)
     data = batches(5, 4, 4)  # XLA compiles again for each length of a part
     assert_same(session.train(data), one_device(captured, step, data))
 
@@ -185,7 +185,7 @@ def test_an_update_of_all_workers_is_the_same_function_on_each(keras_in_float64,
     strategy = plan(captured.step, workers, replicas, one_machine=True)
     for k, node in enumerate(strategy.nodes):
         node.all_reduce.spec, node.all_reduce.group = strategy_pb2.AllReduce.Spec.Value(spec), k
-    one, *others = [called(item) for item in rewritten(captured, strategy)]
+    one, *others = [called(step) for step in rewritten(captured, strategy)]
     assert others == [one] * (workers - 1)
 
 
@@ -193,7 +193,7 @@ def test_an_update_that_unlike_machines_would_make_side_by_side_is_not_compiled(
     step = dense_step(optimizers.Adam())
     captured = asking(step, *batches(8)[0])
     session = Session(captured, plan(captured.step, 2, 1))
-    for item in session.items:
+    for item in session.steps:
         (function,) = called(item)
         assert "MatMul" in body_of(item, function) and not writes_in(item, function)
         assert not {"Pow", "Sqrt"}.intersection(body_of(item, function))
@@ -228,7 +228,7 @@ def test_ops_that_xla_cannot_compile_stay_outside_and_are_logged(caplog):
         session = Session(captured, plan(captured.step, 1, 1))
     (said,) = [r.message for r in caplog.records if "without it" in r.message]
     assert "Where" in said and "Tanh" not in said
-    assert ops_in(session.items[0], "Where") and not ops_in(session.items[0], "Tanh")
+    assert ops_in(session.steps[0], "Where") and not ops_in(session.steps[0], "Tanh")
     assert_same(session.train(given), one_device(captured, step, given))
 
 
@@ -246,7 +246,7 @@ def test_seeded_draws_are_those_without_xla_and_differ_between_replicas():
     captured = asking(step, *given[0])
     strategy = plan(captured.step, 1, 2)
     compiled, plain = (Session(captured, strategy, kernels) for kernels in (KERNELS, WITHOUT))
-    assert called(compiled.items[0])
+    assert called(compiled.steps[0])
     (found,), (wanted,) = compiled.train(given).outputs[0], plain.train(given).outputs[0]
     assert not np.array_equal(found[1][:2], found[1][2:])
     np.testing.assert_array_equal(found[1], wanted[1])
@@ -266,7 +266,7 @@ def test_stateless_draws_differ_between_replicas(keras_in_float64):
     given = [[np.ones((2, 32))]]
     captured = asking(step, *given[0])
     session = Session(captured, plan(captured.step, 1, 2))
-    assert not ops_in(session.items[0], "StatelessRandomUniform")
+    assert not ops_in(session.steps[0], "StatelessRandomUniform")
     ((dropped,),) = session.train(given).outputs[0]
     assert set(np.unique(dropped)) == {0.0, 2.0}
     assert not np.array_equal(dropped[0], dropped[1])
@@ -284,7 +284,7 @@ def test_an_assertion_still_stops_the_step():
 
     captured = asking(step, np.ones((4, 4)))
     session = Session(captured, plan(captured.step, 1, 2))
-    assert called(session.items[0])
+    assert called(session.steps[0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="x > 0"):
         session.train([[-np.ones((4, 4))]])
 
@@ -307,7 +307,7 @@ def test_a_nested_function_is_compiled_with_its_gradient_and_nothing_else():
     given = [[np.random.default_rng(k).normal(size=(6, 4))] for k in range(2)]
     captured = capture(step, *given[0])
     session = Session(captured, plan(captured.step, 1, 2))
-    (item,) = session.items
+    (item,) = session.steps
     (function,) = set(called(item))
     assert {"Sin", "Cos", "Square"} <= set(body_of(item, function))
     assert not {"Tanh", "TanhGrad"} & set(body_of(item, function)) and not writes_in(item, function)
@@ -343,7 +343,7 @@ def test_loops_and_their_gradients_are_part_of_a_replicas_function(recurrent):
     step_with, given_batches = recurrent
     captured = asking(step_with(None), *given_batches[0])
     session = Session(captured, plan(captured.step, 1, 2))
-    assert not any(ops_in(item, "While", "StatelessWhile", "TensorList") for item in session.items)
+    assert not any(ops_in(step, "While", "StatelessWhile", "TensorList") for step in session.steps)
     assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
 
 
@@ -352,7 +352,7 @@ def test_loops_of_a_nested_function_stay_outside(recurrent):
     step_with, given_batches = recurrent
     captured = capture(step_with(True), *given_batches[0])
     session = Session(captured, plan(captured.step, 1, 2))
-    (step,) = session.items
+    (step,) = session.steps
     assert called(step) and ops_in(step, "While")
     assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
 
@@ -372,7 +372,7 @@ def test_names_of_the_script_that_look_like_a_replicas_are_told_apart():
     captured = asking(step, *given_batches[0])
     for shape in ((1, 1), (2, 1)):
         session = Session(captured, plan(captured.step, *shape, one_machine=True))
-        assert all(called(item) for item in session.items)
+        assert all(called(step) for step in session.steps)
         assert_same(session.train(given_batches), one_device(captured, step, given_batches))
 
 
@@ -393,7 +393,7 @@ def test_control_inputs_of_a_call_are_those_of_its_nodes(keras_in_float64):
     captured = asking(step, *given[0])
     for workers, replicas in ((1, 1), (1, 2), (2, 1)):
         session = Session(captured, plan(captured.step, workers, replicas, one_machine=True))
-        assert all(called(item) for item in session.items)
+        assert all(called(step) for step in session.steps)
         assert_same(session.train(given), one_device(captured, step, given))
 
 

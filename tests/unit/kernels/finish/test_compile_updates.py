@@ -48,7 +48,7 @@ def test_optimizers_train_as_on_one_device(keras_in_float64, name):
     step = dense_step(OPTIMIZERS[name]())
     captured = capture(step, *batches()[0])
     session = Session(captured, plan(captured.step, 1, 2), ALL_SIZES)
-    assert calls_in(session.items[0])
+    assert calls_in(session.steps[0])
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 
@@ -77,9 +77,9 @@ def test_on_many_machines_only_updates_of_owned_variables_are_compiled(keras_in_
     captured = capture(step, *batches()[0])
     _, second = (v.name for v in captured.step.variables if v.trainable and len(v.shape) == 2)
     session = Session(captured, plan(captured.step, 2, 1, {second: 1}), ALL_SIZES)
-    assert [len(calls_in(item)) for item in session.items] == [0, 1]
+    assert [len(calls_in(step)) for step in session.steps] == [0, 1]
     handle = next(v.handle for v in captured.step.variables if v.name == second)
-    assert handle in calls_in(session.items[1])[0].input
+    assert handle in calls_in(session.steps[1])[0].input
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 
@@ -87,7 +87,7 @@ def test_workers_of_one_machine_compile_what_they_all_update_and_stay_alike(kera
     step = dense_step(optimizers.Adam())
     captured = capture(step, *batches()[0])
     session = Session(captured, plan(captured.step, 2, 1, one_machine=True), ALL_SIZES)
-    assert [len(calls_in(item)) for item in session.items] == [2, 2]
+    assert [len(calls_in(step)) for step in session.steps] == [2, 2]
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 
@@ -119,7 +119,7 @@ def test_the_outputs_of_the_step_stay_outside():
     given = [[np.random.default_rng(k).normal(size=(4, 4))] for k in range(2)]
     captured = capture(step, *given[0])
     session = Session(captured, plan(captured.step, 1, 2), ALL_SIZES)
-    assert len(calls_in(session.items[0])) == 1
+    assert len(calls_in(session.steps[0])) == 1
     assert_same(session.train(given), one_device(captured, step, given))
 
 
@@ -137,5 +137,5 @@ def test_a_norm_between_two_writes_of_a_variable_keeps_them_apart():
     given = [[np.random.default_rng(k).normal(size=(4, 4))] for k in range(3)]
     captured = capture(step, *given[0])
     session = Session(captured, plan(captured.step, 1, 2), ALL_SIZES)
-    assert calls_in(session.items[0])
+    assert calls_in(session.steps[0])
     assert_same(session.train(given), one_device(captured, step, given))

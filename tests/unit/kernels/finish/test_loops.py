@@ -67,7 +67,7 @@ def test_layers_train_as_on_one_device(keras_in_float64, name, workers):
     step = training(MODELS[name]())
     captured = capture(step, *batches()[0])
     session = Session(captured, plan(captured.step, workers, 2 // workers))
-    assert sum(products_in(session.items[0])) < sum(products_in(captured.step)) or name == "convolutional"
+    assert sum(products_in(session.steps[0])) < sum(products_in(captured.step)) or name == "convolutional"
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 
@@ -229,7 +229,7 @@ def test_a_matrix_that_is_written_after_the_loop_is_the_one_before(keras_in_floa
     captured = capture(step, *batches()[0])
     for workers in (1, 2):
         session = Session(captured, plan(captured.step, workers, 2 // workers))
-        assert any(name.startswith("autodist/transposed") for name in session.items[0].graph_index.nodes)
+        assert any(name.startswith("autodist/transposed") for name in session.steps[0].graph_index.nodes)
         assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 

@@ -131,7 +131,7 @@ def test_values_marked_with_a_stage_are_computed_there_with_the_same_bits():
         session = Session(captured, pipelined(captured.step, {"v0": 0, "v1": 1}, 2, 2))
         ends[marking] = session.train(given)
         where = [
-            {op: len(item.graph_index.of_op(op)) for op in ("Tanh", "Relu", "Floor", "Exp")} for item in session.items
+            {op: len(step.graph_index.of_op(op)) for op in ("Tanh", "Relu", "Floor", "Exp")} for step in session.steps
         ]
         early = 0 if marking is StageMark else 2
         assert where[0] == {"Tanh": 2, "Relu": early, "Floor": 2 - early, "Exp": 0}

@@ -165,7 +165,7 @@ def left_waiting(items: Sequence[Step]) -> list[tuple[int, str]]:
     element that is never dequeued would block the next step.
     """
     needed = [
-        reach([*map(node_of, item.outputs), *item.targets], item.graph_index.sources.__getitem__) for item in items
+        reach([*map(node_of, step.outputs), *step.targets], step.graph_index.sources.__getitem__) for step in items
     ]
     puts = dict(_at_queues(items, needed, "QueueEnqueueV2"))
     takes = dict(_at_queues(items, needed, "QueueDequeueV2"))

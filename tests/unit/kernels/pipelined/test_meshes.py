@@ -67,7 +67,7 @@ def test_a_worker_computes_its_own_pipelines_micro_batches_and_sends_each_gradie
     captured = capture(models.made("mlp", "sgd"), *models.batches("mlp", (8,))[0], is_global=True)
     strategy = models.pipelined(captured.step, models.stage_of(captured, 2), 2, 3, "GPipe", pipelines=2)
     items = rewritten(captured, strategy)
-    assert [len(item.graph_index.of_op("MatMul")) for item in items] == [3 * 5, 3 * 5, 3 * 6, 3 * 6]
+    assert [len(step.graph_index.of_op("MatMul")) for step in items] == [3 * 5, 3 * 5, 3 * 6, 3 * 6]
     for worker, item in enumerate(items):
         to_mate = [name for name, reader in readers_of(item).items() if reader == worker ^ 1]
         messages = reach(to_mate, partial(_packing_before, item))

@@ -63,8 +63,8 @@ def test_a_transformer_whose_micro_batches_call_functions_and_recompute():
         g.variable: int(g.variable.startswith(("b0_ln2", "b0_up", "b0_down", "head"))) for g in step.gradients
     }  # fmt: skip
     session = Session(model.captured, on_mesh(step, stage_of, SMALL, layouts, micro_batches=4, recompute=True))
-    assert faults_of(transfers_of([session.items])) == []
-    assert any("PartitionedCall" in node.op for node in session.items[0].graph_def.node)
+    assert faults_of(transfers_of([session.steps])) == []
+    assert any("PartitionedCall" in node.op for node in session.steps[0].graph_def.node)
     assert_same(session.train(model.batches), one_device(model.captured, model.step, model.batches), rtol=1e-9)
 
 
@@ -93,9 +93,9 @@ def test_workers_of_a_row_exchange_the_parts_of_their_own_stage_alone():
     strategy = on_mesh(captured.step, models.stage_of(captured, 2), SMALL, LAYOUTS)
     items = rewritten(captured, strategy)
     assert faults_of(transfers_of([items])) == []
-    products = [len(list(item.graph_index.of_op("MatMul"))) for item in items]
+    products = [len(list(step.graph_index.of_op("MatMul"))) for step in items]
     assert products == [2 * 5, 2 * 5, 2 * 6, 2 * 6]  # the first layer has no gradient of its input
-    assert [partners_of(item) for item in items] == [{1, 2, 3}, {0, 2, 3}, {0, 1, 3}, {0, 1, 2}]  # signals, too
+    assert [partners_of(step) for step in items] == [{1, 2, 3}, {0, 2, 3}, {0, 1, 3}, {0, 1, 2}]  # signals, too
     for worker, item in enumerate(items):
         sums = {reader for name, reader in readers_of(item).items() if "lowered" in name}
         assert sums == {worker ^ 1}

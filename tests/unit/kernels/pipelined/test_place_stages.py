@@ -52,7 +52,7 @@ def test_a_pipeline_trains_the_bits_of_as_many_replicas_and_what_one_device_trai
 def test_each_worker_computes_its_own_layers_alone_and_activations_and_their_gradients_travel(schedule):
     captured = capture(models.made("mlp", "sgd"), *models.batches("mlp", (8,))[0], is_global=True)
     items = rewritten(captured, models.pipelined(captured.step, models.stage_of(captured, 4), 4, 2, schedule))
-    products = [len(item.graph_index.of_op("MatMul")) for item in items]
+    products = [len(step.graph_index.of_op("MatMul")) for step in items]
     assert products == [2 * 2, 2 * 3, 2 * 3, 2 * 3]  # forward and both ways back; the first needs no gradient of x
     sent = {(worker, reader) for worker, item in enumerate(items) for reader in readers_of(item).values()}
     kernels = {
@@ -72,7 +72,7 @@ def test_a_stage_keeps_the_activations_of_all_micro_batches_by_gpipe_and_of_as_m
     strategy = models.pipelined(captured.step, models.stage_of(captured, stages), stages, micro_batches, schedule)
     session = Session(captured, strategy, models.IN_COPIES)
     when = session.trace_once(given)
-    for stage, step in enumerate(session.items):
+    for stage, step in enumerate(session.steps):
         layers = {}
         for made in step.graph_index.of_op("Tanh"):
             (read,) = (c for c in step.graph_index.consumers[made.name] if step.graph_index.nodes[c].op == "TanhGrad")
@@ -113,7 +113,7 @@ def test_steps_that_do_not_train_run_in_the_stages_too():
     captured = capture(predict, *given[0], is_global=True, is_whole=True)
     strategy = models.pipelined(trained.step, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
     found = Session(captured, strategy)
-    assert [len(item.graph_index.of_op("MatMul")) for item in found.items] == [2, 2]
+    assert [len(step.graph_index.of_op("MatMul")) for step in found.steps] == [2, 2]
     assert_same(found.train(given), one_device(captured, predict, given))
 
 

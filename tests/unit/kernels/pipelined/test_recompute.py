@@ -54,7 +54,7 @@ def bits(found: Trained) -> list[bytes]:
 
 
 def ops(items):
-    return [Counter(node.op for node in item.graph_def.node) for item in items]
+    return [Counter(node.op for node in step.graph_def.node) for step in items]
 
 
 @pytest.mark.parametrize(("model", "stages", "micro_batches", "schedule", "pipelines"), CASES)
@@ -64,10 +64,10 @@ def test_no_bit_is_another_and_nothing_is_drawn_written_or_sent_twice(
     step, given = models.made(model, "sgd"), models.batches(model, COUNTS)
     captured = capture(step, *given[0], is_global=True)
     keeping, anew = (Session(captured, p) for p in plans(captured, stages, micro_batches, schedule, pipelines))
-    for kept, made in zip(ops(keeping.items), ops(anew.items), strict=True):
+    for kept, made in zip(ops(keeping.steps), ops(anew.steps), strict=True):
         assert made >= kept
         assert not (made - kept).keys() & (WRITES | DRAWS)
-    assert sum(map(Counter.total, ops(anew.items))) > sum(map(Counter.total, ops(keeping.items)))
+    assert sum(map(Counter.total, ops(anew.steps))) > sum(map(Counter.total, ops(keeping.steps)))
     found = anew.train(given)
     assert bits(found) == bits(keeping.train(given))
     if model not in models.SEEN_APART:
@@ -106,7 +106,7 @@ def test_a_stage_keeps_what_came_into_it_and_the_layers_of_one_micro_batch(layer
     captured, given = layers
     session = Session(captured, plans(captured, STAGES, MICRO_BATCHES, schedule)[1], models.IN_COPIES)
     when = session.trace_once(given)
-    for stage, step in enumerate(session.items):
+    for stage, step in enumerate(session.steps):
         of_layers = kept(step, when, stage, "Tanh", "TanhGrad") | kept(step, when, stage, "Tanh", "MatMul")
         assert set(of_layers.values()) == {1}
         came = kept(step, when, stage, "QueueDequeueV2", "MatMul") if stage else {}
@@ -135,10 +135,10 @@ def test_xla_computes_anew_too():
     step, given = models.made("mlp", "sgd"), models.batches("mlp", COUNTS)
     captured = capture(step, *given[0], is_global=True, jit_compile=True)
     keeping, anew = (Session(captured, p) for p in plans(captured, 2, 3, "GPipe"))
-    assert not any(node.name.startswith("autodist/recomputed/") for item in anew.items for node in item.graph_def.node)
+    assert not any(node.name.startswith("autodist/recomputed/") for step in anew.steps for node in step.graph_def.node)
     assert all(
         m["StatefulPartitionedCall"] > k["StatefulPartitionedCall"]
-        for k, m in zip(ops(keeping.items), ops(anew.items), strict=True)
+        for k, m in zip(ops(keeping.steps), ops(anew.steps), strict=True)
     )
     assert_same(anew.train(given), one_device(captured, step, given), rtol=1e-9)
 

@@ -63,7 +63,7 @@ def test_training_is_that_of_one_device_and_no_bit_changes(length, layers, worke
     spec, blocks = machines(workers, replicas), ["block_."]
     keeping = Session(captured, planned(captured, spec, prefetch=prefetch))
     again = Session(captured, with_blocks(planned(captured, spec, prefetch=prefetch), captured.step, blocks))
-    assert all(any(map(copied_for, step.graph_index.nodes)) for step in again.items)
+    assert all(any(map(copied_for, step.graph_index.nodes)) for step in again.steps)
     found = again.train(batches)
     assert_same(found, alone, rtol=1e-9)
     assert bits(found) == bits(keeping.train(batches))

@@ -253,7 +253,7 @@ def test_no_bit_is_another_and_nothing_is_drawn_or_written_twice(name, workers, 
         Session(function, one, is_optimized=name in OPTIMIZED)
         for one in plans(function.step, workers, replicas, owners=owners)
     )
-    for kept, made in zip(keeping.items, again.items, strict=True):
+    for kept, made in zip(keeping.steps, again.steps, strict=True):
         assert ops(made, is_copy=True)
         assert not (ops(made) - ops(kept)).keys() & (WRITES | DRAWS)
     assert bits(again.train(batches)) == bits(keeping.train(batches))
@@ -262,15 +262,15 @@ def test_no_bit_is_another_and_nothing_is_drawn_or_written_twice(name, workers, 
 def test_a_gradient_of_a_gradient_has_the_same_bits():
     function, batches = captured("dense", penalty=True)
     keeping, again = (Session(function, one) for one in plans(function.step, 1, 2))
-    assert len(again.items[0].backward) == 2
-    scopes = set(map(copied_for, again.items[0].graph_index.nodes))
+    assert len(again.steps[0].backward) == 2
+    scopes = set(map(copied_for, again.steps[0].graph_index.nodes))
     assert scopes == {"", "-recomputed", "-recomputed_1"}
     assert bits(again.train(batches)) == bits(keeping.train(batches))
 
 
 def test_copies_wait_for_a_cotangent_and_originals_are_read_by_the_forward_pass_alone():
     function, _ = captured("attention")
-    (step,) = Session(function, plans(function.step, 1, 2)[1]).items
+    (step,) = Session(function, plans(function.step, 1, 2)[1]).steps
     backward = function.step.graph_index.nodes.keys() & step.backward[0]
     copies = [node for node in step.graph_def.node if copied_for(node.name)]
     waits = {node_of(i) for node in copies for i in node.input if is_control(i)}
@@ -288,7 +288,7 @@ def test_xla_computes_again_in_functions_of_its_own():
     function, (_, batch) = captured("dense", jit_compile=True)
     batches = [batch, batch]  # of one length, since XLA compiles for each
     keeping, again = (Session(function, one) for one in plans(function.step, 1, 2))
-    calls = [ops(session.items[0])["StatefulPartitionedCall"] for session in (keeping, again)]
+    calls = [ops(session.steps[0])["StatefulPartitionedCall"] for session in (keeping, again)]
     assert calls[1] > calls[0]
     for kept, made in zip(keeping.train(batches).variables, again.train(batches).variables, strict=True):
         for name in kept:

@@ -40,7 +40,7 @@ def test_no_bit_is_another(attention):
     keeping, again = (
         Session(function, planned(function.step, sizes, is_recomputed)) for is_recomputed in (False, True)
     )
-    assert all(ops(step, is_copy=True) for step in again.items)
+    assert all(ops(step, is_copy=True) for step in again.steps)
     assert bits(again.train(batches)) == bits(keeping.train(batches))
 
 

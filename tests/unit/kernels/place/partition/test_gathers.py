@@ -112,7 +112,7 @@ def test_each_shard_gets_its_own_rows_of_a_sparse_gradient():
     cut_in_strategy(strategy, "table", BY_ROWS, [1, 0, 1])
     session = Session(captured, strategy)
     asked = np.array([6, 2, 3, 2, 5, 0], np.int32)
-    step = session.items[1]
+    step = session.steps[1]
     places = {
         node.input[0]: node.input[1] for node in step.graph_def.node if node.op == "ResourceScatterNdSub"
     }  # fmt: skip

@@ -267,11 +267,11 @@ def test_it_is_told_whether_any_worker_has_examples_beside_what_is_reduced_anywa
     captured = capture(step_that(values), *batches(4)[0])
     session = Session(captured, plan(captured.step, *shape))
     kept = [
-        name for item in rewritten(captured, session.strategy, KERNELS[:FIRST_REDUCTION]) for name in bucketed(item)
+        name for step in rewritten(captured, session.strategy, KERNELS[:FIRST_REDUCTION]) for name in bucketed(step)
     ]
     assert len(set(kept)) == 1, "the number shares the output's bucket"
-    names = [f"worker_{w}/{item.outputs[-1]}" for w, item in enumerate(session.items)]
-    assert all(item.counts_examples for item in session.items)
+    names = [f"worker_{w}/{item.outputs[-1]}" for w, item in enumerate(session.steps)]
+    assert all(step.counts_examples for step in session.steps)
     some = session.fetch_once(batches(1)[0], names)
     none = Session(captured, session.strategy).fetch_once(batches(0)[0], names)
     assert all(value > 0 for value in some)
