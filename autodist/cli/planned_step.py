@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import ceil, prod
 
@@ -102,16 +103,21 @@ class PlannedStep:
             return self._of_pipeline(
                 named, shown_as, strategy, held, costs_of(step, context, self._global_shapes, seen)
             )
-        links: dict[Link, int] = {}
+        return self._of_replicas(named, shown_as, strategy, held)
+
+    def _of_replicas(
+        self, name: str, shown_as: str, strategy: strategy_pb2.Strategy, held: Sequence[int]
+    ) -> PlannedStrategy:
+        """Returns the plan of a step that each replica computes for its part of the batch."""
+        sent: Counter[Link] = Counter()
         variables = []
         for node in strategy.nodes:
             variable = self._synced[node.variable]
             rows = self._rows.get(variable.name)
             own = link_bytes(variable, node, strategy.graph_config, rows or 0)
             variables.append(self._variable(variable, node, rows, sums_by_worker(own, len(self._names))[0]))
-            for link, count in own.items():
-                links[link] = links.get(link, 0) + count
-        tallies = {link: PartialCount(count) for link, count in links.items()}
+            sent.update(own)
+        links = {link: PartialCount(count) for link, count in sent.items()}
         of_workers = [replica.worker for replica in strategy.graph_config.replicas]
         replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
         flops = [None if self._flops is None else self._flops * count // replicas[0] for count in replicas]
@@ -119,12 +125,12 @@ class PlannedStep:
         kept = self._activations and without_recomputed(self._activations, recomputed)
         activations = [kept and PartialCount(kept.count * count // replicas[0], kept.is_least) for count in replicas]
         return PlannedStrategy(
-            strategy=named,
+            strategy=name,
             builder=strategy.builder,
             step=shown_as,
             variables=tuple(variables),
-            workers=self._workers(held, tallies, replicas, flops, activations),
-            links=self._links(tallies),
+            workers=self._workers(held, links, replicas, flops, activations),
+            links=self._links(links),
             sums=sum_summary(strategy, self._step, self._spec),
             recomputed=recomputed,
             choice=ChoiceFigures.of(strategy.choice) if strategy.HasField("choice") else None,
