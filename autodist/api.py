@@ -41,7 +41,7 @@ from autodist.checkpoint.fit_wrappers import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.section import find_resumed, save_automatically, saving_callback
 from autodist.checkpoint.session_checkpoints import SessionCheckpoints
-from autodist.cluster.hosted_function import hosted_function
+from autodist.cluster.hosted_function import HostedFunction, hosted_function
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import CaptureError, CheckpointError
@@ -93,6 +93,43 @@ def made() -> tuple[Run, ...]:
     return tuple(_made)
 
 
+def _begin_run(
+    file: str | os.PathLike[str] | None, spec: ResourceSpec | None, chosen: Any, hosted: HostedFunction | None
+) -> Run:
+    """Begins the run of an AutoDist with these arguments, without the processes of other workers.
+
+    Args:
+        file: the argument `resource_spec_file`.
+        spec: the argument `resource_spec`.
+        chosen: the argument `strategy`.
+        hosted: the function that takes part in a run in this process, if any.
+    """
+    if hosted is not None:
+        hosted.take()
+    with quiet_tensorflow():
+        tf.config.list_physical_devices()  # now: TensorFlow logs the devices on the first call
+    sharding, builder = sharding_distribution(chosen), None if is_distribution(chosen) else chosen
+    mesh = None if sharding is None else mesh_builder(sharding)
+    with errors_with_mesh(sharding):
+        run = Run.begin(lambda: resolve(file, spec, builder, mesh, is_first=not _made), find_resumed, hosted)
+    if run.index == 0 and run.workers > 1 and hosted is None:
+        require_script()
+    log_to_the_terminal(run.index == 0)
+    run.check_devices()
+    return run
+
+
+def _set_up_process(run: Run) -> None:
+    """Makes TensorFlow and Python in this process share cores, memory, files and seeds as the run requires."""
+    share_cores(run.spec.workers, run.index)
+    if run.divides_variables:
+        pool_tensors()
+    if run.workers > 1:
+        share_files_from_now_on(run.chief.write)
+    if run.workers > 1 and not is_seeded_by_script():  # with the script's seed the workers already agree
+        seed_early_initializers(run.seed)
+
+
 class AutoDist:
     """Distributes the training built in its scope over all devices of all machines.
 
@@ -124,34 +161,12 @@ class AutoDist:
         if is_distribution(chosen):
             chosen = as_distribution(chosen)
         self._distribution = chosen if is_distribution(chosen) else None
-        builder = None if is_distribution(chosen) else chosen
-        sharding = sharding_distribution(chosen)
         hosted = hosted_function()
-        if hosted is not None:
-            hosted.take()
-        with quiet_tensorflow():
-            tf.config.list_physical_devices()  # now: TensorFlow logs the devices on the first call
-        mesh = None if sharding is None else mesh_builder(sharding)
-        with errors_with_mesh(sharding):
-            self._run = Run.begin(
-                lambda: resolve(resource_spec_file, resource_spec, builder, mesh, is_first=not _made),
-                find_resumed,
-                hosted,
-            )
-        if self._run.index == 0 and self._run.workers > 1 and hosted is None:
-            require_script()
-        log_to_the_terminal(self._run.index == 0)
-        self._run.check_devices()
+        self._run = _begin_run(resource_spec_file, resource_spec, chosen, hosted)
         self._set_keras_devices(chosen)
         self._run.metrics = measure_steps(self._run)
         self._run.start_others()
-        share_cores(self._run.spec.workers, self._run.index)
-        if self._run.divides_variables:
-            pool_tensors()
-        if self._run.workers > 1:
-            share_files_from_now_on(self._run.chief.write)
-        if self._run.workers > 1 and not is_seeded_by_script():  # with the script's seed the workers already agree
-            seed_early_initializers(self._run.seed)
+        _set_up_process(self._run)
         self._share = InputShard(self._run)
         self._automatic = save_automatically(self._run)
         around_fit = AroundFit(self._automatic, saving_callback(self._run), self._run.end.noting_interrupts)
