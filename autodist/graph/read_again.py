@@ -6,7 +6,7 @@ replica needs the contributions of the others before it can continue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from autodist.graph.batch_statistics import (
     NodeInput,
@@ -57,18 +57,12 @@ def find_behind(
 
 def writes_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]:
     """Yields writes of replica-dependent values to a variable that a differentiated tensor reads afterwards."""
-    updates, effects = _after_gradients(step), step.graph_index.effects
+    updates = _after_gradients(step)
     writes = [n.name for n in step.graph_index.having(Trait.ASSIGNMENT) if n.name not in updates]
-    if not writes:
-        return
-    readers = _readers(step)
+    readers = _readers(step) if writes else {}
     for write in writes:
-        reads = [reader for handle in effects.get(write, NO_EFFECT).writes for reader in readers.get(handle, ())]
-        if (
-            reads
-            and _is_replica_dependent(step, flows, write)
-            and write in reach(reads, step.graph_index.sources.__getitem__)
-        ):
+        is_dependent = not isinstance(flows.kind(inputs_of(step, write)[1]), Replicated)
+        if is_dependent and _is_read_again(step, readers, write):
             yield write
 
 
@@ -77,18 +71,17 @@ def branches_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]
 
     Both branches of these may be computed: they only compute and write, and return values of known shapes.
     """
-    updates, functions = _after_gradients(step), functions_by_name(step.graph_def.library)
-    for node in step.graph_index.of_op("If"):
-        handles = step.graph_index.effects.get(node.name, NO_EFFECT).writes
-        if node.name in updates or not handles or first_effect(node, functions, _is_access) is not None:
+    updates, effects = _after_gradients(step), step.graph_index.effects
+    nodes = [n for n in step.graph_index.of_op("If") if n.name not in updates and effects.get(n.name, NO_EFFECT).writes]
+    readers, functions = _readers(step) if nodes else {}, functions_by_name(step.graph_def.library)
+    for node in nodes:
+        if first_effect(node, functions, _is_access) is not None:
             continue
         condition, *given = inputs_of(step, node.name)
         shapes = (step.spec_of(f"{node.name}:{k}").shape for k in range(len(node.attr["Tout"].list.type)))
         is_agreed = isinstance(flows.kind(condition), Replicated) and all(s.is_fully_defined() for s in shapes)
-        if not is_agreed or all(isinstance(flows.kind(name), Replicated) for name in given):
-            continue
-        reads = [reader for handle in handles for reader in _readers(step).get(handle, ())]
-        if reads and node.name in reach(reads, step.graph_index.sources.__getitem__):
+        is_dependent = not all(isinstance(flows.kind(name), Replicated) for name in given)
+        if is_agreed and is_dependent and _is_read_again(step, readers, node.name):
             yield node.name
 
 
@@ -108,8 +101,11 @@ def _readers(step: CapturedStep) -> dict[str, list[str]]:
     return result
 
 
-def _is_replica_dependent(step: CapturedStep, flows: Propagation, write: str) -> bool:
-    return not isinstance(flows.kind(inputs_of(step, write)[1]), Replicated)
+def _is_read_again(step: CapturedStep, readers: Mapping[str, Sequence[str]], write: str) -> bool:
+    """Returns True if one of the reads in `readers`, by handle, comes after a write of its variable."""
+    handles = step.graph_index.effects.get(write, NO_EFFECT).writes
+    reads = [reader for handle in handles for reader in readers.get(handle, ())]
+    return bool(reads) and write in reach(reads, step.graph_index.sources.__getitem__)
 
 
 def _after_gradients(step: CapturedStep) -> set[str]:
