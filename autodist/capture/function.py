@@ -132,11 +132,32 @@ def _capture(
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # fuses nothing: second derivatives are those of the script's own arithmetic
         concrete, noted, sums = trace(changes)
-    graph = concrete.graph
-    calls = [c for c in noted.calls if c.graph is graph]
-    if more := find_training_branches(graph, noted.calls) - changes.branches:
+    if more := find_training_branches(concrete.graph, noted.calls) - changes.branches:
         changes.trace_branches(more)
         return _capture(trace, batch_axes, changes)
+    return _made_of(concrete, noted, sums, norms, overwritten, batch_axes)
+
+
+def _made_of(
+    concrete: Any,
+    noted: GradientNotes,
+    sums: AllReduceNotes,
+    norms: FusedNorms,
+    overwritten: Iterable[Any],
+    batch_axes: Sequence[int | None],
+) -> _Made:
+    """Builds the step of a trace.
+
+    Args:
+        concrete: the concrete function of the trace.
+        noted: the calls of `gradient` in it.
+        sums: its in-step all-reduces.
+        norms: its batch normalisations.
+        overwritten: the handles of variables that an optimizer overwrites with the "gradient".
+        batch_axes: as for `capture_function`.
+    """
+    graph = concrete.graph
+    calls = [c for c in noted.calls if c.graph is graph]
     require_synchronizable(noted.calls, calls)
     definition = of_no_task(graph.as_graph_def())
     forget_custom_gradients(definition)
@@ -152,19 +173,9 @@ def _capture(
     inputs = [t.name for t in graph.inputs[: len(graph.inputs) - len(graph.captures)]]
     outputs = [_through_identities(editor, t.name) for t in concrete.outputs]
     targets = sorted(op.name for op in graph.control_outputs if op.type not in having(Trait.READ))
-    tensors = [
-        *(t for c in calls for t in c.forward_tensors),
-        *(t for c in calls for _, g in c.pairs for t in tensors_of(g)),
-    ]
-    editor.prune(
-        [
-            *map(node_of, outputs),
-            *targets,
-            *map(node_of, inputs),
-            *(t.op.name for t in tensors),
-            *(v.handle for v in variables),
-        ]
-    )
+    tensors = [t for c in calls for t in (*c.forward_tensors, *(t for _, g in c.pairs for t in tensors_of(g)))]
+    kept = [*map(node_of, (*outputs, *inputs)), *targets, *(t.op.name for t in tensors), *(v.handle for v in variables)]
+    editor.prune(kept)
     handles_of_overwritten = frozenset(filter(None, map(handle_of, overwritten)))
     stand_for = {name: captured for name, (_, captured) in tables.items()}
     notes = CaptureNotes(graph, calls, handle_of, stand_for, handles_of_overwritten, sums=sums.sums)
