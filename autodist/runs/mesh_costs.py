@@ -24,7 +24,7 @@ from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.kernels.place.slots import find_slots
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.shard.copy_for_places import CopyForPlaces
-from autodist.kernels.shard.lower import is_sent_whole, piece_lengths
+from autodist.kernels.shard.lower_reshards import is_sent_whole, piece_lengths
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from autodist.placement.partitioning import Partitioning, even_sizes
 from autodist.proto import strategy_pb2

@@ -24,7 +24,7 @@ from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.shard.copy_for_places import CopyForPlaces
-from autodist.kernels.shard.partition import ShardTensors
+from autodist.kernels.shard.shard_tensors import ShardTensors
 
 Link = tuple[int, int]
 """Sender and receiver: two workers, or two stages."""

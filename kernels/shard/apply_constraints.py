@@ -12,7 +12,7 @@ from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Kernel
 from autodist.kernels.rule import Facts, Refusal, Rewrite, Rule
 from autodist.kernels.shard.annotated import annotated, sharding_of
-from autodist.kernels.shard.constraints_in_functions import ApplyInFunctions
+from autodist.kernels.shard.apply_in_functions import ApplyInFunctions
 from autodist.kernels.until_stable import UntilStable
 from autodist.sharding import Annotations, Constraint, DataFlowEdge
 

@@ -15,7 +15,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.shard.holders import divided_variables, part_index
-from autodist.kernels.shard.lower import group_of
+from autodist.kernels.shard.lower_reshards import group_of
 from autodist.placement.partitioning import shard_name
 
 

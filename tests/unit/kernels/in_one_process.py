@@ -33,7 +33,7 @@ from autodist.kernels.plan import CACHED_COPY, LOCAL_COPY
 from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.shard.holders import HoldInRows, HoldOnMesh
-from autodist.kernels.shard.partition import ShardTensors
+from autodist.kernels.shard.shard_tensors import ShardTensors
 from autodist.placement.holder import Holder
 from autodist.placement.partitioning import Partitioning, part_name, shard_name
 from autodist.proto import strategy_pb2

@@ -10,12 +10,12 @@ import pytest
 
 from autodist.graph.inboxes import inboxes_of
 from autodist.kernels import Context, rewrite
-from autodist.kernels.shard import lower
+from autodist.kernels.shard import lower_reshards
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from tests.unit.kernels.in_one_process import on_mesh
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.shard.mesh_models import MEGATRON, perceptron, table, transformer
-from tests.unit.kernels.shard.test_partition import assert_equal_on_mesh
+from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh
 
 MLP = {"w1": "[–, model]", "w2": "[model, –]"}
 ONE, TWO = 4, 2
@@ -52,7 +52,7 @@ def test_two_axes_of_tensors(layouts, devices):
 
 
 def test_large_sums_of_several_workers(monkeypatch):
-    monkeypatch.setattr(lower, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(lower_reshards, "DIRECT_BYTES", 0)
     assert_equal_on_mesh(perceptron(), {"model": 8}, MLP, devices=2)
 
 

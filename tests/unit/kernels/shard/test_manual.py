@@ -13,7 +13,7 @@ from autodist.errors import StrategyError
 from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan
 from tests.unit.kernels.shard.mesh_models import Model
-from tests.unit.kernels.shard.test_partition import assert_equal_on_mesh, transfers_of
+from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh, transfers_of
 
 WHOLE, COLUMNS, ROWS = (None, None), (None, "model"), ("model", None)
 LAYOUTS = {"up": "[–, model]", "down": "[model, –]"}

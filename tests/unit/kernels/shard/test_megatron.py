@@ -9,7 +9,7 @@ from autodist.kernels.shard.reshards import ReshardKind
 from autodist.resources import ResourceSpec
 from autodist.strategies import Megatron, arranged
 from tests.unit.kernels.shard.mesh_models import Model, perceptron, table, transformer
-from tests.unit.kernels.shard.test_partition import assert_equal_on_mesh, transfers_of
+from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh, transfers_of
 
 SIZES = {"data": 2, "model": 2}
 MACHINES = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 4}]})

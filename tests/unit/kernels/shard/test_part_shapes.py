@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.shard.mesh_models import Model
-from tests.unit.kernels.shard.test_partition import assert_equal_on_mesh, transfers_of
+from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh, transfers_of
 
 
 def trained(function: Callable[[tf.Variable], tf.Tensor], shape: tuple[int, ...]) -> Model:

@@ -10,7 +10,7 @@ from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import Session, capture, on_mesh
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.shard.mesh_models import Model
-from tests.unit.kernels.shard.test_partition import assert_equal_on_mesh, transfers_of
+from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh, transfers_of
 
 CLASSES = 6
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from autodist.kernels import Context, find_divided, rewrite
 from autodist.kernels.pipeline import KERNELS
-from autodist.kernels.shard import lower
-from autodist.kernels.shard.partition import ShardTensors
+from autodist.kernels.shard import lower_reshards
+from autodist.kernels.shard.shard_tensors import ShardTensors
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, on_mesh, one_device
 from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, table, transformer
@@ -67,7 +67,7 @@ def test_other_layouts(layouts):
 
 
 def test_large_sums_of_many_members(monkeypatch):
-    monkeypatch.setattr(lower, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(lower_reshards, "DIRECT_BYTES", 0)
     assert_equal_on_mesh(perceptron(), {"model": 4}, {"w1": "[–, model]", "w2": "[model, –]"})
 
 
