@@ -9,7 +9,7 @@ from typing import Any
 
 from autodist.capture.local_steps import LocalStep, TrainingKind
 from autodist.capture.local_training import LocalTraining
-from autodist.capture.second_training import ScopeTraining
+from autodist.capture.scope_training import ScopeTraining
 from autodist.errors import CaptureError
 from autodist.logs.formatting import some_of
 from autodist.logs.terminal import ALIKE_EVERYWHERE

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture import local_steps, second_training
+from autodist.capture import local_steps, scope_training
 
 X = np.ones((4, 3), "float32")
 
@@ -110,13 +110,13 @@ def gradients_in_a_function(pair: Pair) -> Callable[[], Any]:
         gradients_in_a_function,
     ],
 )  # fmt: skip
-def test_a_second_training_is_told_once_with_its_line_and_the_mend(
+def test_a_scope_training_is_told_once_with_its_line_and_the_mend(
     ad: AutoDist, caplog: pytest.LogCaptureFixture, beside: ExtraState
 ) -> None:
     pair = Pair(ad)
     play(pair, beside(pair))
     (text,) = warnings(caplog)
-    assert "(test_second_training.py:" in text
+    assert "(test_scope_training.py:" in text
     assert "kernel" in text or "Variable" in text
     assert "under @ad.function" in text or "Put @ad.function in place of @tf.function" in text
 
@@ -221,7 +221,7 @@ def test_a_step_of_a_library_is_told_with_its_name_and_the_page(
     variables = pair.second.trainable_variables
     play(pair, compiled(lambda: tf.reduce_mean(pair.second(X) ** 2), variables, pair.optimizers[1]))
     (text,) = warnings(caplog)
-    assert "(test_second_training.py:" in text
+    assert "(test_scope_training.py:" in text
     assert "made by a_library: wrap it in ad.function" in text
     assert "docs/libraries.md" in text
 
@@ -266,7 +266,7 @@ def test_a_plain_session_that_trains_the_graph_of_a_distributed_one_is_told(
     for _ in range(2):
         run(beside, [beside.train_other, beside.loss])
     (text,) = warnings(caplog)
-    assert "a session that ad.create_distributed_session() did not make (test_second_training.py:" in text
+    assert "a session that ad.create_distributed_session() did not make (test_scope_training.py:" in text
     assert "trains other on" in text
 
 
@@ -300,8 +300,8 @@ def test_a_function_that_trains_nothing_costs_no_comparisons_after_fifty_calls(
     pair, compared = Pair(ad), []
     calls = [norms_in_a_function(pair), norms(pair)]
     pair.step(X)
-    monkeypatch.setattr(second_training, "suspects_of", lambda variables: compared.append(variables) or [])
+    monkeypatch.setattr(scope_training, "suspects_of", lambda variables: compared.append(variables) or [])
     for _ in range(60):
         for call in calls:
             call()
-    assert len(compared) == 2 * second_training._LOOKS
+    assert len(compared) == 2 * scope_training._LOOKS
