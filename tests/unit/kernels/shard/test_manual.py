@@ -13,7 +13,7 @@ from autodist.errors import StrategyError
 from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan
 from tests.unit.kernels.shard.mesh_models import Model
-from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh, transfers_of
+from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
 
 WHOLE, COLUMNS, ROWS = (None, None), (None, "model"), ("model", None)
 LAYOUTS = {"up": "[–, model]", "down": "[model, –]"}
@@ -60,8 +60,8 @@ def test_a_perceptron_by_hand_equals_one_device(layouts, sizes):
 def test_a_perceptron_by_hand_has_the_transfers_of_its_layout():
     by_hand = perceptron(by_columns_and_rows)
     by_layout = trained(lambda x, up, down: tf.nn.gelu(x @ up) @ down, up=(6, 8), down=(8, 6))
-    expected = transfers_of(by_layout, {"model": 2}, LAYOUTS)
-    assert transfers_of(by_hand, {"model": 2}, LAYOUTS) == expected == {ReshardKind.ALL_REDUCE: 1}
+    expected = reshards_of(by_layout, {"model": 2}, LAYOUTS)
+    assert reshards_of(by_hand, {"model": 2}, LAYOUTS) == expected == {ReshardKind.ALL_REDUCE: 1}
 
 
 def test_weights_that_a_region_gathers_have_divided_gradients():
@@ -70,7 +70,7 @@ def test_weights_that_a_region_gathers_have_divided_gradients():
 
     model = perceptron(gathered, inputs=[WHOLE, ROWS, COLUMNS])
     assert_equal_on_mesh(model, {"data": 2, "model": 2}, {"up": "[model, –]", "down": "[–, model]"})
-    found = transfers_of(model, {"model": 2}, {"up": "[model, –]", "down": "[–, model]"})
+    found = reshards_of(model, {"model": 2}, {"up": "[model, –]", "down": "[–, model]"})
     assert found.keys() == {ReshardKind.ALL_GATHER, ReshardKind.SLICE} and found[ReshardKind.ALL_GATHER] == 2
 
 
@@ -80,7 +80,7 @@ def test_a_sum_that_is_scattered():
 
     model = perceptron(body, outputs=[COLUMNS])
     assert_equal_on_mesh(model, {"data": 2, "model": 2}, LAYOUTS)
-    found = transfers_of(model, {"model": 2}, LAYOUTS)
+    found = reshards_of(model, {"model": 2}, LAYOUTS)
     assert found[ReshardKind.REDUCE_SCATTER] == 1
 
 
@@ -124,7 +124,7 @@ def experts() -> Model:
 def test_a_mixture_of_experts_takes_two_exchanges_forward_and_two_backward():
     layouts = {"up": "[model, –, –]", "down": "[model, –, –]"}
     model = experts()
-    assert transfers_of(model, {"model": 2}, layouts)[ReshardKind.ALL_TO_ALL] == 2 + 2
+    assert reshards_of(model, {"model": 2}, layouts)[ReshardKind.ALL_TO_ALL] == 2 + 2
     assert_equal_on_mesh(model, {"data": 2, "model": 2}, layouts)
     assert_equal_on_mesh(model, {"model": 4}, {})
 
@@ -211,7 +211,7 @@ def test_a_collective_outside_of_a_region_is_refused():
 )
 def test_a_region_that_does_not_fit_is_refused_with_its_line(body, options, problem):
     with pytest.raises(StrategyError, match=problem):
-        transfers_of(perceptron(body, **options), {"data": 2, "model": 2}, LAYOUTS)
+        reshards_of(perceptron(body, **options), {"data": 2, "model": 2}, LAYOUTS)
 
 
 def test_a_region_that_reads_a_divided_variable_is_refused_with_both_places():
@@ -223,4 +223,4 @@ def test_a_region_that_reads_a_divided_variable_is_refused_with_both_places():
     region = manual(body, inputs=[WHOLE, ROWS], outputs=[WHOLE], axes=["model"])
     model = trained(region, down=(8, 6))
     with pytest.raises(StrategyError, match=r"ad.manual in test_manual.py:\d+\) reads up, .*\[–, model\] \(a test\)"):
-        transfers_of(model, {"model": 2}, LAYOUTS)
+        reshards_of(model, {"model": 2}, LAYOUTS)

@@ -9,7 +9,7 @@ from autodist.kernels.shard.reshards import ReshardKind
 from autodist.resources import ResourceSpec
 from autodist.strategies import Megatron, arranged
 from tests.unit.kernels.shard.mesh_models import Model, perceptron, table, transformer
-from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh, transfers_of
+from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
 
 SIZES = {"data": 2, "model": 2}
 MACHINES = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 4}]})
@@ -26,8 +26,8 @@ def test_a_block_is_summed_twice_forward_and_twice_backward():
     model = transformer(keras.optimizers.SGD(1e-2, momentum=0.9), blocks=2)
     layouts = layouts_of(model)
     without_table = {name: text for name, text in layouts.items() if name != "embed/embeddings"}
-    assert transfers_of(model, {"model": 2}, without_table) == {ReshardKind.ALL_REDUCE: 2 * (2 + 2)}
-    assert transfers_of(model, {"model": 2}, layouts)[ReshardKind.ALL_REDUCE] == 2 * (2 + 2) + 1
+    assert reshards_of(model, {"model": 2}, without_table) == {ReshardKind.ALL_REDUCE: 2 * (2 + 2)}
+    assert reshards_of(model, {"model": 2}, layouts)[ReshardKind.ALL_REDUCE] == 2 * (2 + 2) + 1
 
 
 @pytest.mark.usefixtures("keras_in_float64")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.shard.mesh_models import Model
-from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh, transfers_of
+from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
 
 
 def trained(function: Callable[[tf.Variable], tf.Tensor], shape: tuple[int, ...]) -> Model:
@@ -36,7 +36,7 @@ def trained(function: Callable[[tf.Variable], tf.Tensor], shape: tuple[int, ...]
 def test_a_squeeze_without_a_list_keeps_dimensions_of_which_a_part_has_length_1(shape, layout):
     model = trained(lambda w: tf.raw_ops.Squeeze(input=w), shape)
     assert_equal_on_mesh(model, {"data": 2, "model": 2}, {"w": layout})
-    assert ReshardKind.ALL_GATHER not in transfers_of(model, {"model": 2}, {"w": layout})
+    assert ReshardKind.ALL_GATHER not in reshards_of(model, {"model": 2}, {"w": layout})
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from autodist.kernels import Context, find_divided, rewrite
-from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.shard import lower_reshards
-from autodist.kernels.shard.shard_tensors import ShardTensors
-from autodist.kernels.shard.reshards import Reshard, ReshardKind
-from tests.unit.kernels.in_one_process import Session, assert_same, capture, on_mesh, one_device
+from autodist.kernels.shard.reshards import ReshardKind
+from tests.unit.kernels.in_one_process import Session, capture, on_mesh, one_device
+from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
 from tests.unit.kernels.shard.mesh_models import MEGATRON, Model, perceptron, table, transformer
 
 OPTIMIZERS = {
@@ -28,28 +24,6 @@ OPTIMIZERS = {
 @pytest.fixture
 def in_float64(keras_in_float64):
     return keras_in_float64
-
-
-def assert_equal_on_mesh(
-    model: Model,
-    sizes: dict[str, int],
-    layouts: dict[str, str],
-    rtol: float = 1e-12,
-    devices: int = 1,
-    slots: Collection[str] = (),
-) -> None:
-    strategy = on_mesh(model.captured.step, sizes, layouts, devices=devices, slots=slots)
-    expected = one_device(model.captured, model.step, model.batches)
-    assert_same(Session(model.captured, strategy).train(model.batches), expected, rtol)
-
-
-UNTIL_DIVIDED = KERNELS[: 1 + next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ShardTensors))]
-
-
-def transfers_of(model: Model, sizes: dict[str, int], layouts: dict[str, str]) -> Counter[ReshardKind]:
-    context = Context(on_mesh(model.captured.step, sizes, layouts), 0)
-    step = rewrite(model.captured.step, context, kernels=UNTIL_DIVIDED)
-    return Counter(one.kind for node in step.graph_def.node if (one := Reshard.of(node)))
 
 
 @pytest.mark.parametrize("sizes", [{"model": 4}, {"data": 3, "model": 2}])
@@ -78,7 +52,7 @@ def test_two_axes_of_tensors():
 
 
 def test_columns_then_rows_are_summed_once():
-    found = transfers_of(perceptron(), {"model": 2}, {"w1": "[–, model]", "w2": "[model, –]"})
+    found = reshards_of(perceptron(), {"model": 2}, {"w1": "[–, model]", "w2": "[model, –]"})
     assert found == {ReshardKind.ALL_REDUCE: 1}
 
 
@@ -110,7 +84,7 @@ def test_loops_that_read_one_value_share_its_copy():
 
     batches = [(rng.normal(size=(n, 4)),) for n in (4, 3)]
     model = Model(step, capture(step, *batches[0]), batches)
-    found = transfers_of(model, {"model": 2}, {"w": "[–, model]"})
+    found = reshards_of(model, {"model": 2}, {"w": "[–, model]"})
     assert found[ReshardKind.ALL_GATHER] == 2  # before and after the update
     assert_equal_on_mesh(model, {"model": 2}, {"w": "[–, model]"})
 
@@ -126,7 +100,7 @@ def test_a_transformer(name):
 @pytest.mark.usefixtures("in_float64")
 def test_a_block_is_summed_twice_forward_and_twice_backward_and_the_norm_of_all_gradients_once():
     model = transformer(keras.optimizers.SGD(1e-2, global_clipnorm=0.1), blocks=2)
-    found = transfers_of(model, {"model": 2}, model.layouts(MEGATRON))
+    found = reshards_of(model, {"model": 2}, model.layouts(MEGATRON))
     assert found == {ReshardKind.ALL_REDUCE: 8 + 1, ReshardKind.INDEX: 1}
 
 
@@ -152,7 +126,7 @@ def test_a_table(update, layout):
 
 
 def test_rows_of_a_divided_table_are_summed_once():
-    assert transfers_of(table("rows"), {"model": 2}, {"rows": "[model, –]"})[ReshardKind.ALL_GATHER] == 0
+    assert reshards_of(table("rows"), {"model": 2}, {"rows": "[model, –]"})[ReshardKind.ALL_GATHER] == 0
 
 
 def test_the_holders_of_divided_variables_are_known_before_a_step_runs():

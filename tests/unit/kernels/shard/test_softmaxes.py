@@ -10,7 +10,7 @@ from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import Session, capture, on_mesh
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.shard.mesh_models import Model
-from tests.unit.kernels.shard.test_shard_tensors import assert_equal_on_mesh, transfers_of
+from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
 
 CLASSES = 6
 
@@ -47,12 +47,12 @@ def test_classes_in_parts_equal_one_device(loss, sizes):
 
 @pytest.mark.parametrize("loss", ["sparse", "dense", "softmax"])
 def test_no_logits_are_gathered(loss):
-    found = transfers_of(head(loss), {"model": 2}, {"kernel": "[–, model]"})
+    found = reshards_of(head(loss), {"model": 2}, {"kernel": "[–, model]"})
     assert found.keys() <= {ReshardKind.ALL_REDUCE, ReshardKind.SLICE}
 
 
 def test_a_whole_softmax_stays():
-    assert transfers_of(head("sparse"), {"data": 2, "model": 2}, {"kernel": "[–, –]"}) == {}
+    assert reshards_of(head("sparse"), {"data": 2, "model": 2}, {"kernel": "[–, –]"}) == {}
 
 
 def test_a_label_outside_of_the_classes_is_an_error():
