@@ -13,7 +13,7 @@ from autodist import AutoDist, ResourceSpec
 from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError, CheckpointMismatchError
 from autodist.strategies import AllReduce, PartitionedPS
-from tests.unit.checkpoint.test_checkpoints import IDS, SHARDS, Model, X, assert_close, distributed
+from tests.unit.checkpoint.models import IDS, SHARDS, Model, X, assert_close, distributed
 
 
 def autodist(folder, builder=None, every_steps: int = 2, replicas: int = 2, **said) -> AutoDist:

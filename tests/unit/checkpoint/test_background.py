@@ -16,7 +16,7 @@ from autodist.checkpoint.save import Background
 from autodist.errors import CheckpointError
 from autodist.strategies import PartitionedPS
 from tests.equivalence.harness import run_to_its_end
-from tests.unit.checkpoint.test_checkpoints import IDS, SHARDS, Model, X, autodist, distributed
+from tests.unit.checkpoint.models import IDS, SHARDS, Model, X, autodist, distributed
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from autodist.checkpoint import save
 from autodist.checkpoint.content import Content
 from autodist.errors import CheckpointError
 from autodist.strategies import PartitionedPS
-from tests.unit.checkpoint.test_checkpoints import IDS, SHARDS, Model, X, autodist, distributed
+from tests.unit.checkpoint.models import IDS, SHARDS, Model, X, autodist, distributed
 
 
 @contextmanager

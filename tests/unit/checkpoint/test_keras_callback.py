@@ -19,7 +19,7 @@ from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError
 from autodist.strategies import AllReduce, PartitionedPS
-from tests.unit.checkpoint.test_checkpoints import SHARDS
+from tests.unit.checkpoint.models import SHARDS
 
 X = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
 Y = (X @ np.arange(5.0, dtype=np.float32)[:, None]).clip(-2, 2)

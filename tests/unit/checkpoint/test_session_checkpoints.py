@@ -12,7 +12,7 @@ from autodist.checkpoint.read import saved_values
 from autodist.errors import CheckpointMismatchError
 from autodist.strategies import PartitionedPS
 from tests.unit.checkpoint.test_automatic import autodist
-from tests.unit.checkpoint.test_checkpoints import SHARDS
+from tests.unit.checkpoint.models import SHARDS
 
 v1 = tf.compat.v1
 
