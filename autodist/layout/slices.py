@@ -104,11 +104,17 @@ def _sliced_rows(ctx: OpContext, form: Form, entry: int, shrinks: bool) -> Fact:
     if shrinks:
         return _by_position(ctx, form.rows, first is not None, 1 if first in (0, -1) else None)
     if step is not None and step > 1 and to_end and first is not None and 0 <= first < step:
-        return _by_position(
-            ctx, form.rows, False
-        )  # x[::2] selects the same rows if the lengths of the shards are multiples of the step
-    number = last if first == 0 and step == 1 else -first if to_end and step == 1 and first else None
+        # x[::2] selects the same rows if the lengths of the shards are multiples of the step.
+        return _by_position(ctx, form.rows, False)
+    number = _count_selected(first, last, to_end) if step == 1 else None
     return _by_position(ctx, form.rows, bool(first) or last is not None, number)
+
+
+def _count_selected(first: int | None, last: int | None, to_end: bool) -> int | None:
+    """Returns the number of rows of x[:last], or of x[-n:]; None for other slices."""
+    if first == 0:
+        return last
+    return -first if to_end and first is not None else None
 
 
 def _by_position(ctx: OpContext, batch: Sharded, by_constants: bool, number: int | None = None) -> UnknownFact:
@@ -123,10 +129,10 @@ def _by_position(ctx: OpContext, batch: Sharded, by_constants: bool, number: int
     unknown = ctx.unknown("it takes some rows of the batch by position")
     if not by_constants:
         return unknown
-    is_plain = batch.count == EXAMPLES and batch.per and not batch.order and number is not None and number > 0
-    return SelectedByPosition(
-        unknown.reason, whole_up_to=int(number / batch.per) if is_plain and number and batch.per else None
-    )
+    whole_up_to = None
+    if batch.count == EXAMPLES and batch.per and not batch.order and number is not None and number > 0:
+        whole_up_to = int(number / batch.per)
+    return SelectedByPosition(unknown.reason, whole_up_to)
 
 
 def slice_(ctx: OpContext) -> Fact:
