@@ -94,36 +94,18 @@ class SessionPrograms:
         outputs = [e.name for e in elements if isinstance(e, tf.Tensor) and e not in arrays]
         got = {t.op.name for t in arrays if t.op.type in GETS}
         targets = [e.name for e in elements if isinstance(e, tf.Operation) and e.name not in got]
-        ranks = {t.name: a.ndim for t, a in arrays.items() if t.shape.rank is None}
-        capture = functools.partial(self._captured.step, outputs, targets, ranks=ranks)
-        axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
-        step = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
-        if disagree(arrays, axes) and _is_local(step):  # each replica computes the whole, as one device does
-            axes = [None] * len(axes)
-            step = self._plan.placed(capture(dict.fromkeys((t.name for t in arrays), None)))
-        require_no_queue(step, len(self._run.spec.replicas))
+        step, axes = self._split(outputs, targets, arrays)
         are_gathered = self._feeds.are_gathered(arrays, axes)
         is_global = are_gathered or self._feeds.are_global(arrays, axes)
         if not is_global and any(axis is not None for axis in axes):
             self._run.spec.require_own_batches()
         step = replace(step, is_global=is_global, rows=self._feeds.fixed_rows(arrays, axes))
-        division = self._feeds.division(arrays, axes)
-        require_no_rows_by_position(step, division)
-        require_any_length(step, division)
-        if step.gradients:
-            warn_empty_micro_batches(division.examples, self._run.spec.micro_batches)
+        self._require_divisible(step, arrays, axes)
         updates = {} if step.gradients else find_fed_updates(step)
         if updates:
             self._run.on_training()
-        sets = only_sets(step)
-        uses_resources = only_uses_resources(step)
-        # On a mesh, a worker may read alone, as to save: it reads the parts where they are.
-        reads_parts = self._plan.strategy.HasField("mesh") and _is_local(step) and not any(a is not None for a in axes)
-        kernels = SETTING_KERNELS if sets or reads_parts else LOCAL_KERNELS if uses_resources else KERNELS
-        if kernels is KERNELS and len(self._run.spec.replicas) > 1:
-            require_unchanged(step.graph_def, "a run that takes a batch")
-        is_read_only = not step.gradients and all(axis is None for axis in axes)
-        is_local = _is_local(step)
+        sets, is_local = only_sets(step), _is_local(step)
+        kernels = self._kernels_of(step, axes, sets)
         if outputs or targets:
             self._initial_values.give_before(step, sets)
         if sets:
@@ -141,11 +123,64 @@ class SessionPrograms:
         if has_program and not fetches.shared:
             program(Fetching.BY_EACH)  # now, so that an error comes before this worker's part of the run
         return Prepared(
-            program if has_program else None, axes, sets, bool(step.gradients), is_read_only, step.is_global, is_local,
-            functools.partial(_gives_rows, step), {t: updates[t.name].name for t in arrays if t.name in updates},
-            fetches, are_gathered and (not is_local or bool(fetches.shared)), functools.partial(row_axes, step),
-            ", ".join(targets) or SESSION,
-        )  # fmt: skip
+            program=program if has_program else None,
+            axes=axes,
+            sets=sets,
+            trains=bool(step.gradients),
+            is_read_only=not step.gradients and all(axis is None for axis in axes),
+            is_global=step.is_global,
+            is_local=is_local,
+            has_rows=functools.partial(_gives_rows, step),
+            updates={t: updates[t.name].name for t in arrays if t.name in updates},
+            fetches=fetches,
+            is_gathered=are_gathered and (not is_local or bool(fetches.shared)),
+            row_axes=functools.partial(row_axes, step),
+            name=", ".join(targets) or SESSION,
+        )
+
+    def _split(
+        self, outputs: Sequence[str], targets: Sequence[str], arrays: Mapping[tf.Tensor, np.ndarray]
+    ) -> tuple[CapturedStep, Sequence[int | None]]:
+        """Returns the step of a run, and the axis along which each feed is split; None: every replica gets all of it.
+
+        Raises:
+            CaptureError: the run reads a queue of batches.
+        """
+        ranks = {t.name: a.ndim for t, a in arrays.items() if t.shape.rank is None}
+        capture = functools.partial(self._captured.step, outputs, targets, ranks=ranks)
+        axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
+        step = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
+        if disagree(arrays, axes) and _is_local(step):  # each replica computes the whole, as one device does
+            axes = [None] * len(axes)
+            step = self._plan.placed(capture(dict.fromkeys((t.name for t in arrays), None)))
+        require_no_queue(step, len(self._run.spec.replicas))
+        return step, axes
+
+    def _require_divisible(
+        self, step: CapturedStep, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]
+    ) -> None:
+        """Checks that the step accepts the replicas' parts of the feeds.
+
+        Raises:
+            CaptureError: it does not.
+        """
+        division = self._feeds.division(arrays, axes)
+        require_no_rows_by_position(step, division)
+        require_any_length(step, division)
+        if step.gradients:
+            warn_empty_micro_batches(division.examples, self._run.spec.micro_batches)
+
+    def _kernels_of(self, step: CapturedStep, axes: Sequence[int | None], sets: bool) -> Sequence[AnyKernel]:
+        """Returns the kernels that rewrite a run; `sets` is True if it only sets variables."""
+        # On a mesh, a worker may read alone, as to save: it reads the parts where they are.
+        reads_parts = self._plan.strategy.HasField("mesh") and _is_local(step) and not any(a is not None for a in axes)
+        if sets or reads_parts:
+            return SETTING_KERNELS
+        if only_uses_resources(step):
+            return LOCAL_KERNELS
+        if len(self._run.spec.replicas) > 1:
+            require_unchanged(step.graph_def, "a run that takes a batch")
+        return KERNELS
 
 
 def _is_local(step: CapturedStep) -> bool:
