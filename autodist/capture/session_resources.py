@@ -106,9 +106,8 @@ def share_resources(step: CapturedStep, session: str) -> CapturedStep:
 
 def _make_before(editor: GraphEditor, iterator: NodeDef) -> str:
     """Converts a one-shot iterator into one with a separate initializer node; returns that node's name."""
-    dataset = NodeDef(
-        name=f"{iterator.name}/dataset", op="StatefulPartitionedCall"
-    )  # TensorFlow would fold the other one
+    # TensorFlow would fold a PartitionedCall.
+    dataset = NodeDef(name=f"{iterator.name}/dataset", op="StatefulPartitionedCall")
     dataset.attr["f"].CopyFrom(iterator.attr["dataset_factory"])
     dataset.attr["Tin"].list.SetInParent()
     dataset.attr["Tout"].list.type.append(tf.variant.as_datatype_enum)

@@ -143,9 +143,8 @@ def first_unknown(step: CapturedStep, flows: Propagation, names: Sequence[str]) 
             continue
         seen.add(node)
         unknown = [name for name in inputs_of(step, node) if isinstance(flows.kind(name), Unknown)]
-        if (
-            not unknown and step.graph_index.nodes[node].op not in _OF_SHAPES
-        ):  # the rows that a shape op counts are known
+        counts_rows = step.graph_index.nodes[node].op in _OF_SHAPES  # which are known
+        if not unknown and not counts_rows:
             yield node
         front += map(node_of, unknown)
 

@@ -178,9 +178,8 @@ class VariableSlices:
     def on(self, kept: StoredVariable, worker: int, one: Slice | None = None) -> AbstractContextManager[None]:
         """Context of the device on which a worker keeps a variable, or a slice of one."""
         device = None if one is None else one.device(worker)
-        return tf.device(
-            self._home(worker, tf.int64 if kept.on_cpu else kept.dtype, device)
-        )  # counters stay on the CPU
+        dtype = tf.int64 if kept.on_cpu else kept.dtype  # counters stay on the CPU
+        return tf.device(self._home(worker, dtype, device))
 
     def _read(self, tracked: TrackedVariable) -> tf.Tensor:
         key = (tracked.shared_name, tracked.holder)

@@ -134,9 +134,8 @@ def host_and_port_of(text: str, name: str, port: int | None) -> tuple[str, int]:
         ResourceSpecError: the text has another form; names the variable.
     """
     host, colon, number = text.rpartition(":")
-    if (
-        not colon or text.endswith("]") or (":" in host and not host.startswith("["))
-    ):  # an IPv6 address without a port has colons
+    is_ipv6_alone = ":" in host and not host.startswith("[")
+    if not colon or text.endswith("]") or is_ipv6_alone:
         host, number = text, "" if port is None else str(port)
     host = host.removeprefix("[").removesuffix("]")
     if (

@@ -276,9 +276,8 @@ class Reducer:
 
         It shares the message of a sum or mean over examples that is reduced anyway; None if there is no such message.
         """
-        if (
-            self.parts.sizes is None or not self.reductions or self.step.is_global
-        ):  # workers know the size of a global batch
+        # Workers know the size of a global batch.
+        if self.parts.sizes is None or not self.reductions or self.step.is_global:
             return None
         by_examples = {self._weights[key][1] for key in self._weights if isinstance(key[0], Examples)}
         carrier = next((j for j in self.reductions if _takes_along(j) and j.weight in {None, *by_examples}), None)
