@@ -95,7 +95,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self.restores and self._lacks_epochs(epochs):
             self._resumed = {**self._resumed, "is_over": False, "epoch": self._resumed["epoch"] + 1, "batch": 0}
             self._draws.go_on()
-        if self._fit + 1 == self._resumed.get(FIT, -1) and not self._resumed["is_over"]:
+        if self.restores and not self._resumed["is_over"]:
             self._draws.begin_again()
         else:
             self._draws.begin_fit()
