@@ -203,6 +203,12 @@ class Trained:
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
 
+    @property
+    def bits(self) -> list[bytes]:
+        """The bits of all variables and outputs."""
+        held = [values[name].tobytes() for values in self.variables for name in sorted(values)]
+        return held + [one.tobytes() for step in self.outputs for mine in step for one in mine]
+
     def variable(self, name: str) -> np.ndarray:
         """Returns the value of a variable; all workers that hold it have the same bits."""
         if name in self.partitionings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from autodist.graph.editor import GraphEditor
 from autodist.graph.inboxes import SOURCE, inboxes_of, queue_of
 from autodist.graph.names import node_of
 from autodist.graph.step import Step
@@ -38,6 +39,13 @@ def readers_of(step: Step) -> dict[str, int]:
 def partners_of(step: Step) -> set[int]:
     """The workers that a worker sends to or receives from."""
     return {*readers_of(step).values(), *(inbox.source for inbox in inboxes_of(step.graph_def).values())}
+
+
+def workers_of(step: Step) -> set[int]:
+    """The workers on which the nodes of a step and of its background program are placed."""
+    editor = GraphEditor(step.graph_def)
+    needed = editor.ancestors([*map(node_of, step.outputs), *step.targets, *step.background_nodes])
+    return {task_of_device(editor[name].device) for name in needed if editor[name].device}
 
 
 def in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:

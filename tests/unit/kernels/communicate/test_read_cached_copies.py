@@ -32,7 +32,7 @@ from tests.unit.kernels.in_one_process import (
     rewritten,
     train,
 )
-from tests.unit.kernels.in_one_session import task_of_device
+from tests.unit.kernels.in_one_session import task_of_device, workers_of
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 from tests.unit.placement.holders import held_by
@@ -140,13 +140,6 @@ def test_the_replicas_of_a_worker_share_one_read_of_a_copy_that_may_change_at_an
     (copy,) = [node.name for node in step.graph_def.node if CACHED_COPY in node.attr["shared_name"].s.decode()]
     reads = [node.name for node in step.graph_def.node if node.op == "ReadVariableOp" and copy in node.input]
     assert len(reads) == 1
-
-
-def workers_of(step):
-    """Returns the workers on which the nodes of a step and of its background program are placed."""
-    editor = GraphEditor(step.graph_def)
-    needed = editor.ancestors([*map(node_of, step.outputs), *step.targets, *step.background_nodes])
-    return {task_of_device(editor[name].device) for name in needed if editor[name].device}
 
 
 def test_a_worker_reads_no_slot_that_its_owner_alone_uses():

@@ -16,9 +16,8 @@ from autodist.graph.names import node_of
 from autodist.graph.step import Step
 from autodist.placement.partitioning import Partitioning
 from autodist.proto import strategy_pb2
-from tests.unit.kernels.communicate.test_read_cached_copies import workers_of
 from tests.unit.kernels.in_one_process import Batch, Session, assert_same, capture, one_device, plan, rewritten
-from tests.unit.kernels.in_one_session import readers_of
+from tests.unit.kernels.in_one_session import readers_of, workers_of
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 

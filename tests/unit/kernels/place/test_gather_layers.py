@@ -16,9 +16,9 @@ from autodist.kernels import Context, rewrite
 from autodist.kernels.place.gather_layers import GATHER
 from autodist.resources import ResourceSpec
 from autodist.strategies import FSDP, Override, OverrideVariables, UseAllReduce, UseParameterServer, resolve_specs
-from tests.unit.kernels.communicate.test_read_cached_copies import workers_of
 from tests.unit.kernels.drawn_steps import Choices, on_one_device
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, rewritten, train
+from tests.unit.kernels.in_one_session import workers_of
 
 LAYERS = 9
 WIDTH = 5

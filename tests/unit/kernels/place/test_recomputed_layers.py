@@ -14,7 +14,6 @@ from autodist.graph.recomputation import copied_for
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.gather_layers import GATHER, gathered_again
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, on_mesh, one_device
-from tests.unit.kernels.pipelined.test_recompute import bits
 from tests.unit.kernels.place.test_gather_layers import machines, planned
 
 LAYERS = 9
@@ -66,7 +65,7 @@ def test_training_is_that_of_one_device_and_no_bit_changes(length, layers, worke
     assert all(any(map(copied_for, step.graph_index.nodes)) for step in again.steps)
     found = again.train(batches)
     assert_same(found, alone, rtol=1e-9)
-    assert bits(found) == bits(keeping.train(batches))
+    assert found.bits == keeping.train(batches).bits
 
 
 def test_variables_that_the_data_axis_of_a_mesh_divides_are_gathered_again_too():

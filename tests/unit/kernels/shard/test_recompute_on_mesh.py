@@ -10,7 +10,6 @@ from autodist.kernels import Context, rewrite
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.replicate.recompute_blocks import RecomputeBlocks
 from tests.unit.kernels.in_one_process import Session, on_mesh
-from tests.unit.kernels.pipelined.test_recompute import bits
 from tests.unit.kernels.replicate.test_recompute_blocks import MODELS, Attention, captured, ops
 
 LAYOUTS = {(6, 2, 3): "[–, model, –]", (2, 3, 6): "[model, –, –]", (6, 12): "[–, model]", (12, 6): "[model, –]"}
@@ -41,7 +40,7 @@ def test_no_bit_is_another(attention):
         Session(function, planned(function.step, sizes, is_recomputed)) for is_recomputed in (False, True)
     )
     assert all(ops(step, is_copy=True) for step in again.steps)
-    assert bits(again.train(batches)) == bits(keeping.train(batches))
+    assert again.train(batches).bits == keeping.train(batches).bits
 
 
 def test_a_block_computes_its_products_again_and_keeps_the_results_of_transfers(attention):
