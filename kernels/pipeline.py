@@ -65,8 +65,8 @@ from autodist.kernels.shard.copy_for_places import CopyForPlaces
 from autodist.kernels.shard.holders import HoldInRows, HoldOnMesh, holders_on_mesh
 from autodist.kernels.shard.lift_meshes import LiftMeshes
 from autodist.kernels.shard.lower_reshards import LowerReshards
-from autodist.kernels.shard.shard_tensors import ShardTensors
 from autodist.kernels.shard.remove_size_one_axes import RemoveSizeOneAxes
+from autodist.kernels.shard.shard_tensors import ShardTensors
 from autodist.kernels.shard.signal_parts import SignalParts
 from autodist.kernels.shard.split_constants import SplitConstants
 from autodist.kernels.shard.unite_groups import UniteGroups

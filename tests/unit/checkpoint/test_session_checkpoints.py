@@ -11,8 +11,8 @@ import tensorflow as tf
 from autodist.checkpoint.read import saved_values
 from autodist.errors import CheckpointMismatchError
 from autodist.strategies import PartitionedPS
-from tests.unit.checkpoint.test_automatic import autodist
 from tests.unit.checkpoint.models import SHARDS
+from tests.unit.checkpoint.test_automatic import autodist
 
 v1 = tf.compat.v1
 

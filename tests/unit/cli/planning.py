@@ -9,7 +9,6 @@ from typer.testing import CliRunner, Result
 from autodist.cli.app import app
 from autodist.cli.plans import PlannedStrategy, Plans
 
-
 RUNNER = CliRunner()
 
 HEAD = """

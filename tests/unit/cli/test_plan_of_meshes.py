@@ -10,7 +10,6 @@ from autodist.cli.app import app
 from autodist.cli.plans import Plans, read_plan
 from tests.unit.cli.planning import HEAD, RUNNER, plan, plans_of, write
 
-
 STAGES = (
     HEAD
     + """

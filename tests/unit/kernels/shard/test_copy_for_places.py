@@ -14,8 +14,8 @@ from autodist.kernels.shard import lower_reshards
 from autodist.kernels.shard.reshards import Reshard, ReshardKind
 from tests.unit.kernels.in_one_process import on_mesh
 from tests.unit.kernels.pairs import pairs
-from tests.unit.kernels.shard.mesh_models import MEGATRON, perceptron, table, transformer
 from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh
+from tests.unit.kernels.shard.mesh_models import MEGATRON, perceptron, table, transformer
 
 MLP = {"w1": "[–, model]", "w2": "[model, –]"}
 ONE, TWO = 4, 2

@@ -17,8 +17,8 @@ from autodist.sharding import Axis, Mesh
 from autodist.strategies.mesh_data import owners_in_rows
 from tests.unit.kernels.in_one_process import Session, on_mesh
 from tests.unit.kernels.shard.drawn_models import assert_as_expected, expected_of, model_of
-from tests.unit.kernels.shard.mesh_models import perceptron, table, transformer
 from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh
+from tests.unit.kernels.shard.mesh_models import perceptron, table, transformer
 
 LAYOUTS = [
     {"w1": "[data, –]"},

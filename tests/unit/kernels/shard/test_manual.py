@@ -12,8 +12,8 @@ from autodist.capture.manual import all_gather, all_reduce, all_to_all, manual, 
 from autodist.errors import StrategyError
 from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan
-from tests.unit.kernels.shard.mesh_models import Model
 from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
+from tests.unit.kernels.shard.mesh_models import Model
 
 WHOLE, COLUMNS, ROWS = (None, None), (None, "model"), ("model", None)
 LAYOUTS = {"up": "[–, model]", "down": "[model, –]"}

@@ -8,8 +8,8 @@ import pytest
 from autodist.kernels.shard.reshards import ReshardKind
 from autodist.resources import ResourceSpec
 from autodist.strategies import Megatron, arranged
-from tests.unit.kernels.shard.mesh_models import Model, perceptron, table, transformer
 from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
+from tests.unit.kernels.shard.mesh_models import Model, perceptron, table, transformer
 
 SIZES = {"data": 2, "model": 2}
 MACHINES = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 4}]})

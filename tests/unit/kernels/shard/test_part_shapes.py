@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import capture
-from tests.unit.kernels.shard.mesh_models import Model
 from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
+from tests.unit.kernels.shard.mesh_models import Model
 
 
 def trained(function: Callable[[tf.Variable], tf.Tensor], shape: tuple[int, ...]) -> Model:

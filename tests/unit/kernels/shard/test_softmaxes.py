@@ -9,8 +9,8 @@ import tensorflow as tf
 from autodist.kernels.shard.reshards import ReshardKind
 from tests.unit.kernels.in_one_process import Session, capture, on_mesh
 from tests.unit.kernels.pairs import pairs
-from tests.unit.kernels.shard.mesh_models import Model
 from tests.unit.kernels.shard.equal_on_mesh import assert_equal_on_mesh, reshards_of
+from tests.unit.kernels.shard.mesh_models import Model
 
 CLASSES = 6
 
