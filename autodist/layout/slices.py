@@ -132,7 +132,7 @@ def _by_position(ctx: OpContext, batch: Sharded, by_constants: bool, number: int
     whole_up_to = None
     if batch.count == EXAMPLES and batch.per and not batch.order and number is not None and number > 0:
         whole_up_to = int(number / batch.per)
-    return SelectedByPosition(unknown.reason, whole_up_to)
+    return SelectedByPosition(unknown.reason, whole_up_to=whole_up_to)
 
 
 def slice_(ctx: OpContext) -> Fact:
