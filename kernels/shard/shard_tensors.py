@@ -125,7 +125,7 @@ class _Partition:
     def _shard(self, name: str) -> None:
         node, rule = self.step.graph_index.nodes[name], self.rules.of(name)
         if node.op in _LENGTHS:
-            self._measure(node, rule)
+            self._measure(node)
             return
         is_exact = self.manual.is_exact(name)
         axes = self._exact(rule) if is_exact else self._choose(rule)
@@ -413,7 +413,7 @@ class _Partition:
 
     # -- lengths ---------------------------------------------------------------------------------------------------
 
-    def _measure(self, node: tf.compat.v1.NodeDef, rule: NodeRule) -> None:
+    def _measure(self, node: tf.compat.v1.NodeDef) -> None:
         """Multiplies the lengths of a divided tensor, so that integers in the program are lengths of whole tensors."""
         for position, i in enumerate(i for i in node.input if not is_control(i)):
             state = self._state(i)
