@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
 
 from autodist.graph.functions import branches_of
 from autodist.graph.op_types import NodeDef, is_stateless
 
-_Functions = Mapping[str, tf.compat.v1.FunctionDef]
+_Functions = Mapping[str, FunctionDef]
 
 
 def nodes_in_branches(node: NodeDef, functions: _Functions) -> Iterator[NodeDef]:
