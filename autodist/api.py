@@ -260,7 +260,7 @@ class AutoDist:
                 checking_distributions(),
                 self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),
                 recording_all_reduces(in_functions=False) as self._sums,
-                recording_gradients(in_functions=False, decomposer=self._whole_in_graph(self._sums)) as self._notes,
+                recording_gradients(in_functions=False, decomposer=self._decomposer(self._sums)) as self._notes,
             ):
                 yield self
         finally:
@@ -688,7 +688,7 @@ class AutoDist:
             defer_loaded_weights()
         check_distribution(self._distribution or sharding_distribution(chosen))
 
-    def _whole_in_graph(self, sums: AllReduceNotes) -> GraphBatchStatistics | None:
+    def _decomposer(self, sums: AllReduceNotes) -> GraphBatchStatistics | None:
         """Returns the rule for sums and means of the global batch in graph losses; None if no batch is split."""
         return GraphBatchStatistics(sums) if self._run.spec.splits_batches else None
 

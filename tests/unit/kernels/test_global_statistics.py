@@ -227,7 +227,7 @@ def test_values_of_python_code_in_a_custom_gradient_are_told_of(caplog: pytest.L
     with caplog.at_level(logging.WARNING, "autodist"):
         capture(step, np.ones((4, 3)), is_split=True)
     (message,) = caplog.messages
-    assert "a tf.custom_gradient combines gradients" in message and "test_whole_statistics.py" in message
+    assert "a tf.custom_gradient combines gradients" in message and "test_global_statistics.py" in message
 
 
 def test_nothing_is_exchanged_for_layers_that_are_computed_again() -> None:

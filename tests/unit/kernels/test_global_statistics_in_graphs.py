@@ -17,7 +17,7 @@ from autodist.graph import batch_statistics
 from autodist.tf_compat.patches import replaced
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
-from tests.unit.kernels.test_whole_statistics import covariances, normalised_advantages
+from tests.unit.kernels.test_global_statistics import covariances, normalised_advantages
 
 v1 = tf.compat.v1
 
