@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, InstanceOf, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from autodist.errors import Place, StrategyError
 
@@ -178,8 +179,24 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
 
 
 def _validation_error(name: str, value: Any, error: ValidationError) -> StrategyError:
-    wanted = " or ".join(_lower_first(detail["msg"]) for detail in error.errors(include_url=False))
-    return StrategyError(f"{name} is {value!r}, which is not allowed: {wanted}.")
+    reasons = dict.fromkeys(_reason(value, detail) for detail in error.errors(include_url=False))
+    return StrategyError(f"{name} is {value!r}, which is not allowed: {' or '.join(reasons)}.")
+
+
+def _reason(value: Any, detail: ErrorDetails) -> str:
+    """Returns what is wrong with an option's value, or the element of it that is wrong, in the words of YAML."""
+    reason = _lower_first(detail["msg"])
+    for of_pydantic, of_yaml in _YAML_WORDS.items():
+        reason = reason.replace(of_pydantic, of_yaml)
+    element = repr(detail["input"])
+    return reason if element == repr(value) else reason.replace("input", element, 1)
+
+
+_YAML_WORDS = {
+    "valid array": "list", "valid tuple": "list", "valid list": "list",
+    "valid object": "mapping", "valid dictionary": "mapping", "an object": "a mapping",
+}  # fmt: skip
+"""The words of YAML for those of pydantic."""
 
 
 def _lower_first(text: str) -> str:
