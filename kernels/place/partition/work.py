@@ -156,6 +156,8 @@ class Work:
     def know(self, name: str, layout: Layout, pieces: Sequence[str]) -> None:
         """Registers the pieces of a tensor."""
         self._pieces[name] = _Pieces(layout, tuple(map(tensor, pieces)))
+        if isinstance(layout, Along | Alike):
+            self._sliced_from.update((one, name) for one in self.pieces(name) if not self.is_captured(one))
         spec = self.spec(name)
         for k, piece in enumerate(pieces):
             shape = list(spec.shape) if spec.shape.rank is not None else None
@@ -213,7 +215,7 @@ class Work:
         return [node_of(c) for i in node.input if is_control(i) for c in self._control(i, shard=0, count=0)]
 
     def sliced_from(self, name: str) -> str:
-        """Returns the tensor that a slice made by `along` was taken from, or the tensor itself."""
+        """Returns the tensor that a slice or a piece is part of, or the tensor itself."""
         return self._sliced_from.get(name, name)
 
     def is_captured(self, name: str) -> bool:

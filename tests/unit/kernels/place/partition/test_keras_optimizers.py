@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -76,7 +77,7 @@ class Case:
     """A captured step, and on which batches one device trains by it."""
 
     captured: CapturedFunction
-    step: Callable[..., tf.Tensor]
+    step: Callable[..., list[tf.Tensor]]
     batches: list
 
     @cached_property
@@ -108,18 +109,30 @@ def dense_step(name: str) -> Case:
     return _made(model, EVERY[name](), [rng.normal(size=(6, 5)) for _ in range(3)])
 
 
-def _made(model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: list[np.ndarray]) -> Case:
+@cache
+def updated_twice(name: str) -> Case:
+    """The second loss of a step reads what the first one has updated, as that of a generator does."""
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    rng = np.random.default_rng(0)
+    return _made(model, EVERY[name](), [rng.normal(size=(6, 5)) for _ in range(2)], updates=2)
+
+
+def _made(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: list[np.ndarray], updates: int = 1
+) -> Case:
     rng = np.random.default_rng(1)
     batches = [(x, rng.normal(size=(6, 1))) for x in inputs]
     optimizer.build(model.trainable_variables)
     scale = getattr(optimizer, "scale_loss", lambda loss: loss)
 
-    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x) - y))
-            scaled = scale(loss)
-        optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
-        return loss
+    def step(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        losses = []
+        for _ in range(updates):
+            with tf.GradientTape() as tape:
+                losses.append(tf.reduce_mean(tf.square(model(x) - y)))
+                scaled = scale(losses[-1])
+            optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+        return losses
 
     return Case(capture(step, *batches[0]), step, batches)
 
@@ -134,6 +147,14 @@ def test_rows_at_servers_train_what_one_device_does(name):
 def test_columns_that_are_reduced_train_what_one_device_does(name):
     case = step_with(name)
     case.check(sharded_plan(case.captured.step, every_cut(case.captured.step, axis=1), by_server=False))
+
+
+@pytest.mark.parametrize("name", ["adamw", "clipped by global norm"])
+def test_a_second_update_in_a_step_reads_the_first_without_a_warning(name, caplog):
+    """The slots of shards are reduced with their gradients, as those of whole variables are."""
+    case = updated_twice(name)
+    case.check(sharded_plan(case.captured.step, every_cut(case.captured.step)))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("name", ["lamb", "average"])
