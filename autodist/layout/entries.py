@@ -75,16 +75,24 @@ def kept(ctx: OpContext, positions: Positions, coordinates: Coordinates) -> Fact
 
 def values_at(ctx: OpContext) -> Fact | None:
     """GatherNd: the elements of a batch at the coordinates of its entries; None for any other gather."""
-    coordinates, params = ctx.facts[1], ctx.form(0)
-    if not isinstance(coordinates, Coordinates) or not isinstance(params, Form) or ctx.number("batch_dims"):
+    positions, params = _rows_of(ctx, 1), ctx.form(0)
+    if positions is None or not isinstance(params, Form) or ctx.number("batch_dims"):
         return None
-    positions = coordinates.positions
     return replace(params, base=positions.entries) if params.base == positions.within else None
+
+
+def _rows_of(ctx: OpContext, index: int) -> Positions | None:
+    """Returns the row index of each entry, from a matrix of coordinates, or of row indices alone; else None."""
+    fact, shape = ctx.facts[index], ctx.shape(index)
+    if isinstance(fact, Coordinates):
+        return fact.positions
+    return fact if isinstance(fact, Positions) and shape.rank == 2 and shape[1] == 1 else None
 
 
 def to_dense(ctx: OpContext) -> Fact:
     """SparseToDense (positions, shape, values, default value)."""
-    return _dense(ctx, ctx.facts[0], 1, (2, 3))
+    coordinates = ctx.facts[0]
+    return _dense(ctx, coordinates.positions if isinstance(coordinates, Coordinates) else None, 1, (2, 3))
 
 
 def scatter(ctx: OpContext) -> Fact:
@@ -95,13 +103,12 @@ def scatter(ctx: OpContext) -> Fact:
         both_rows = positions.rows is not None and values.rows is not None and same_rows(values.rows, positions.rows)
         if both_rows and positions.rows and positions.rows.axis == 0 and not positions.factors:
             return Form(Base.PARTIAL_SUM, values.factors, positions.mixed_at or values.mixed_at)
-    return _dense(ctx, ctx.facts[0], 2, (1,))
+    return _dense(ctx, _rows_of(ctx, 0), 2, (1,))
 
 
-def _dense(ctx: OpContext, coordinates: Fact, shape: int, values: tuple[int, ...]) -> Fact:
-    if not isinstance(coordinates, Coordinates):
+def _dense(ctx: OpContext, positions: Positions | None, shape: int, values: tuple[int, ...]) -> Fact:
+    if positions is None:
         return _unknown_input(ctx)
-    positions = coordinates.positions
     if not is_length_of(ctx, shape, positions.within):
         return ctx.unknown("the dense shape is not known to have the examples along the first axis")
     forms = ctx.forms(*values)
@@ -218,7 +225,7 @@ def sparse_matmul(ctx: OpContext) -> Fact:
         is_behind = dense.rows.axis == (0 if ctx.flag("adjoint_b") else 1)
         return with_axis(dense, 1) if is_behind else ctx.unknown("it sums examples by position within the shard")
     if form_of(ctx.facts[3]) == REPLICATED and not ctx.flag("adjoint_a"):
-        return _dense(ctx, ctx.facts[0], 2, (1,))
+        return _dense(ctx, _rows_of(ctx, 0), 2, (1,))
     return _unknown_input(ctx)
 
 
@@ -227,7 +234,7 @@ def sparse_reduce(ctx: OpContext) -> Fact:
     axes, rank = ctx.constant(3), ctx.shape(0)[1] if ctx.rank(0) == 2 else None
     if axes is None or rank is None or any(int(axis) % rank == 0 for axis in axes.reshape(-1)):
         return _unknown_input(ctx)
-    return _dense(ctx, ctx.facts[0], 2, (1,))
+    return _dense(ctx, _rows_of(ctx, 0), 2, (1,))
 
 
 def ctc_loss(ctx: OpContext) -> list[Fact]:

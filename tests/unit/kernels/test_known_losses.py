@@ -125,6 +125,19 @@ def in_towers(h, classes):
     return tf.square(tf.dynamic_stitch(tf.dynamic_partition(numbers, tower, CLASSES), made) - 0.1 * h)
 
 
+def by_experts(h, classes):
+    """Each expert computes the examples that are routed to it; their rows are put, or added, where they were."""
+    made = tf.zeros_like(h)
+    for k in range(CLASSES):
+        at = tf.where(tf.equal(classes[:, 0], k))
+        rows = tf.tanh((k + 1) * tf.gather_nd(h, at))
+        if k % 2:
+            made += tf.scatter_nd(at, rows, tf.shape(h, tf.int64))
+        else:
+            made = tf.tensor_scatter_nd_add(made, at, rows)
+    return tf.square(made - 0.1 * h)
+
+
 def of_sparse_rows(h, classes):
     places = tf.where(classes > 0)
     marked = tf.SparseTensor(places, tf.cast(tf.gather_nd(classes, places), h.dtype), tf.shape(classes, tf.int64))
@@ -152,6 +165,7 @@ LOSSES = {
     "elements in batches": lambda h, c: tf.square(tf.gather_nd(h, c[:, :1], batch_dims=1)),
     "quantile": lambda h, c: ops.quantile(h, 0.3, axis=1) ** 2,
     "towers of classes": in_towers,
+    "routed to experts": by_experts,
     "sums of sparse rows": of_sparse_rows,
     "order of tokens": lambda h, c: tf.gather(h, tf.random.shuffle(tf.range(TOKENS)), axis=1) ** 2,
 }
