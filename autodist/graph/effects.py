@@ -19,7 +19,8 @@ PASSES = having(Trait.IDENTITY | Trait.ENTER | Trait.SWITCH)
 """Ops that return a handle unchanged."""
 
 
-def _passes_handle(node: tf.compat.v1.NodeDef) -> bool:
+def passes_handle(node: tf.compat.v1.NodeDef) -> bool:
+    """Returns True if a node returns the handle that it gets."""
     return node.op in PASSES and node.attr["T"].type == tf.resource.as_datatype_enum
 
 
@@ -58,7 +59,7 @@ class Effects:
 
     def __post_init__(self) -> None:
         self._nodes = self.nodes or {node.name: node for node in self.graph_def.node}
-        self.carriers = {n for n, node in self._nodes.items() if node.op == "VarHandleOp" or _passes_handle(node)}
+        self.carriers = {n for n, node in self._nodes.items() if node.op == "VarHandleOp" or passes_handle(node)}
         self._functions = functions_by_name(self.graph_def.library)
 
     def handle_of(self, spelling: str) -> str | None:
@@ -68,7 +69,7 @@ class Effects:
             node = self._nodes[name]
             if node.op == "VarHandleOp":
                 self._handles[name] = name
-            elif _passes_handle(node):
+            elif passes_handle(node):
                 self._handles[name] = self.handle_of(node.input[0])
             else:
                 self._handles[name] = None

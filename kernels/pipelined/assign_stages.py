@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from autodist.graph.effects import passes_handle
 from autodist.graph.names import is_control, node_of
 from autodist.graph.pipeline_assignment import Assignment
 from autodist.graph.pipeline_part import PipelinePart
@@ -83,7 +84,8 @@ def _without_waits_for_others(step: PlacedStep, parts: Mapping[str, PipelinePart
 
     A node that depends only on variables, such as a factor in the gradient of `tf.square`, is the same for all
     micro-batches and waits for none. An open node, which any stage may compute, waits for none either. Its readers wait
-    instead, each for the nodes of its own stage (for an assertion, for example).
+    instead, each for the nodes of its own stage (for an assertion, for example). The handle of a copy still waits for
+    the write of the copy: TensorFlow passes a loop's handles to later nodes, which then do not wait for the loop.
     """
     editor, graph_index = StepEditor(step), step.graph_index
     waited: dict[str, set[str]] = {}
@@ -98,7 +100,8 @@ def _without_waits_for_others(step: PlacedStep, parts: Mapping[str, PipelinePart
             if back:  # a node without a stage has a staged input only at the back edge of a TensorFlow 1 loop
                 raise passes_no_stage(f"{name} reads {back[0]} of stage {parts[back[0]].stage}")
             waited[name] = before.union(node_of(i) for i in inputs if node_of(i) in parts)
-            kept = [i for i in inputs if node_of(i) not in parts]
+            is_handle = passes_handle(graph_index.nodes[name])
+            kept = [i for i in inputs if node_of(i) not in parts or (is_handle and parts[node_of(i)].is_held)]
         else:
             is_for_all = part.is_held and name not in graph_index.effects
             kept = [i for i in inputs if not is_control(i) or _may_wait(part, parts.get(node_of(i)), is_for_all)]

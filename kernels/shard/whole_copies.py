@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import tensorflow as tf
+
 from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import Effects
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
@@ -65,13 +67,17 @@ class WholeCopies:
                 "1's control flow. Do not shard it, or use the control flow of TensorFlow 2 "
                 "(tf.compat.v1.enable_control_flow_v2())."
             )
+        if node.op == "VariableShape":
+            self._make_constant(name, variable)
+            return
+        if node.op == "ResourceGatherNd":
+            self._gather_from_value(name, variable)
+            return
         copy = self._copy_of(variable)
         taken = [tensor(i) for i in node.input if not is_control(i) and self._effects.handle_of(i) == variable.handle]
         version = variable.handle, self._writes_before(name, variable)
         if version not in self._fresh:
-            read = read_before(self.editor, name, variable, f"{copy.handle}/for/{name}")
-            value = node_of(self.gather(tensor(read), variable))
-            self._fresh[version] = refresh_copy(self.editor, copy.handle, value)
+            self._fresh[version] = refresh_copy(self.editor, copy.handle, node_of(self._value_for(name, variable)))
         take_fresh(self.editor, [name], taken, self._fresh[version])
         if variable.handle in self._effects.of(node).writes:
             self._written.setdefault(name, []).append(self._write_back(name, variable, copy))
@@ -83,6 +89,30 @@ class WholeCopies:
             captured = self.step.graph_index.consumers[name]
             self.editor.replace_control(name, nodes, captured)
         self.editor.replace_targets(following)
+
+    def _value_for(self, name: str, variable: Variable) -> str:
+        """Returns the whole value that a variable has when a node runs."""
+        return self.gather(
+            tensor(read_before(self.editor, name, variable, f"{variable.handle}{_SUFFIX}/for/{name}")), variable
+        )
+
+    def _make_constant(self, name: str, variable: Variable) -> None:
+        """Replaces the query of a variable's shape by the whole shape."""
+        node = self.editor[name]
+        dtype = node.attr["out_type"].type
+        self.editor.set_inputs(name, list(filter(is_control, node.input)))
+        node.op = "Const"
+        node.attr.pop("out_type")
+        node.attr["dtype"].type = dtype
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(variable.shape, dtype, [len(variable.shape)]))
+
+    def _gather_from_value(self, name: str, variable: Variable) -> None:
+        """Makes a gather of single elements read the whole value, without a copy."""
+        node = self.editor[name]
+        _, places, *waits = node.input
+        self.editor.set_inputs(name, [as_input(self._value_for(name, variable)), places, *waits])
+        node.op = "GatherNd"
+        node.attr["Tparams"].CopyFrom(node.attr.pop("dtype"))
 
     def _writes_before(self, name: str, variable: Variable) -> frozenset[str]:
         """Returns the captured nodes that write a variable before a node runs."""

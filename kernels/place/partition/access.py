@@ -225,7 +225,8 @@ def _is_initialized(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool
 def _gather(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     """Rewrites a gather as gathers from the shards that hold the rows."""
     if is_in_batches(node):
-        return False
+        dims = node.attr["batch_dims"].i
+        return _of_whole(work, node, cut, lambda whole, places: tf.gather(whole, places, batch_dims=dims))
     ids = work.data(node)[1]
     if cut.cut.axis > 0:
         return _gather_parts_of_rows(work, node, cut, ids)
@@ -254,9 +255,32 @@ def _gather_parts_of_rows(work: Work, node: NodeDef, cut: PartitionedVariable, i
     return True
 
 
+def _gather_nd(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
+    return _of_whole(work, node, cut, tf.gather_nd)
+
+
+def _of_whole(
+    work: Work, node: NodeDef, cut: PartitionedVariable, gather: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+) -> bool:
+    """Rewrites a gather as one from the concatenation of the shards' reads."""
+    reading = NodeDef(name=node.name, op="ReadVariableOp", input=node.input)
+    reading.attr["dtype"].CopyFrom(node.attr["dtype"])
+    for key in filter(lambda key: key.startswith("_"), node.attr):
+        reading.attr[key].CopyFrom(node.attr[key])
+    copies = work.clones(reading, [[shard.handle] for shard in cut.shards])
+    work.editor.note(
+        {tensor(copy): tf.TensorSpec(one.shape, one.dtype) for copy, one in zip(copies, cut.shards, strict=True)}
+    )
+    places = work.data(node)[1]
+    work.order_after(node.name, copies)
+    work.becomes(node.name, lambda f: gather(tf.concat(f.inputs(map(tensor, copies)), cut.cut.axis), f.input(places)))
+    return True
+
+
 READS: Mapping[str, Callable[[Work, NodeDef, PartitionedVariable], bool]] = {
     "ReadVariableOp": read,
     "ResourceGather": _gather,
+    "ResourceGatherNd": _gather_nd,
     "VariableShape": _shape,
     "VarIsInitializedOp": _is_initialized,
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.kernels import Context, rewrite
@@ -73,6 +75,39 @@ def test_a_table_that_both_stages_use():
     strategy = on_mesh(model.captured.step, {"rows": 0, "w": 1}, SMALL, {"rows": "[model, –]"})
     found = train(model.captured, strategy, model.batches)
     assert_same(found, one_device(model.captured, model.step, model.batches), rtol=1e-9)
+
+
+def in_a_loop(w, x):
+    return tf.map_fn(lambda row: tf.tanh(tf.linalg.matvec(w, row, transpose_a=True)), x)
+
+
+def by_elements(w, x):
+    return x + tf.gather_nd(w, tf.cast(tf.abs(x[:, :2]), tf.int32) % 6)[:, None]
+
+
+def in_a_branch(w, x):
+    """The branch writes the variable, too."""
+    return x @ tf.cond(tf.reduce_sum(w) > -99.0, lambda: w.assign_add(tf.ones_like(w)), lambda: w.assign(-w))
+
+
+@pytest.mark.parametrize("use", [in_a_loop, by_elements, in_a_branch])
+def test_the_whole_of_a_divided_variable_is_there_before_its_use(use):
+    """A loop's gradient asks for the shape of the copy that the loop reads, as soon as its handle is there."""
+    rng = np.random.default_rng(0)
+    first, last = (tf.Variable(rng.normal(size=(6, 6)) * 0.3, name=f"part_{k}_kernel") for k in (0, 2))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(use(first, x)) @ last))
+        for variable, gradient in zip([first, last], tape.gradient(loss, [first, last]), strict=True):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    given = [(rng.normal(size=(n, 6)),) for n in (5, 2)]
+    captured = capture(step, *given[0], is_global=True)
+    layouts = {"part_0_kernel": "[–, model]", "part_2_kernel": "[model, –]"}
+    strategy = on_mesh(captured.step, models.stage_of(captured, 2), SMALL, layouts)
+    assert_same(train(captured, strategy, given), one_device(captured, step, given), rtol=1e-9)
 
 
 def test_a_worker_holds_a_part_of_the_variables_of_its_stage():

@@ -269,6 +269,21 @@ def test_a_step_that_does_not_train_reads_its_layers_in_turn():
             np.testing.assert_allclose(output[0], evaluate(*batch), rtol=1e-9)
 
 
+def test_a_layer_whose_elements_are_gathered_is_gathered_whole():
+    """As the transitions of a conditional random field are."""
+    w = tf.Variable(np.random.default_rng(0).normal(size=(4, 4)), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x[:, 0] * tf.gather_nd(w, tf.cast(tf.abs(x), tf.int32) % 4))
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    batches = [(np.random.default_rng(n).normal(size=(n, 2)) * 3,) for n in (5, 2, 1)]
+    captured = capture(step, *batches[0])
+    assert_same(train(captured, planned(captured, machines(3)), batches), one_device(captured, step, batches))
+
+
 def test_a_step_that_differentiates_twice_gathers_without_gates():
     rng = np.random.default_rng(1)
     first, second = (tf.Variable(rng.normal(size=(4, 4)), name=name) for name in ("first", "second"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import keras
@@ -58,6 +59,34 @@ def test_a_function_that_takes_the_handle_reads_the_whole(use: Callable[..., tf.
     batches = [(numbers(k, 6, 4),) for k in range(3)]
     captured = capture(step, *batches[0])
     assert_trains_alike(captured, step, sharded_plan(captured.step, CUT, by_server=by_server), batches)
+
+
+def gathered_nd(v: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+    places = tf.cast(tf.abs(x[:, :2]), tf.int32) % 4
+    return x[:, :1] * tf.gather_nd(v, places)[:, None]
+
+
+def gathered_in_batches(v: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+    return x @ tf.gather(v, [[0, 1], [2, 3], [3, 3], [1, 0]], batch_dims=1)
+
+
+@pytest.mark.parametrize("use, axis", [(gathered_nd, 0), (gathered_nd, 1), (gathered_in_batches, 0)])
+def test_a_gather_of_elements_reads_the_whole_and_needs_no_copy(
+    use: Callable[..., tf.Tensor], axis: int, caplog: pytest.LogCaptureFixture
+):
+    v = tf.Variable(numbers(0, 4, 4), name="v")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(use(v, x) - 1.0))
+        v.assign_sub(0.1 * tf.convert_to_tensor(tape.gradient(loss, v)))
+        return loss
+
+    batches = [(numbers(k, 5, 4),) for k in range(2)]
+    captured = capture(step, *batches[0])
+    strategy = sharded_plan(captured.step, {"v": Partitioning(axis, (1, 3))})
+    assert_trains_alike(captured, step, strategy, batches)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("by_server, workers, replicas", [(True, 2, 1), (False, 2, 2)])
