@@ -31,6 +31,7 @@ from autodist.functions.step_arguments import COMPOSITES
 from autodist.functions.tracing import Tracing
 from autodist.reading.input_shard import InputShard
 from autodist.runs.run import Run
+from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.input_consistency import digest_of
 from autodist.tf_compat.import_hooks import when_imported
 
@@ -68,12 +69,14 @@ class KerasTraining:
             evaluations=self._evaluations(Evaluations) if shares else None,
             around_fit=around_fit,
             reading=share.reading() if self._is_global else None,
+            whole_data=self._whole_data,
         )
         self._legacy = LegacyModels(
             self._distribute,
             fits=self._fits,
             evaluations=self._evaluations(LegacyEvaluations) if shares else None,
             around_fit=AroundLegacyFit(share, saves, run.end.noting_interrupts),
+            whole_data=self._whole_data,
         )
 
     @contextmanager
@@ -90,6 +93,22 @@ class KerasTraining:
             legacy = self._legacy.adopting(batch_axis)
             opened.enter_context(when_imported("tf_keras", lambda: opened.enter_context(legacy)))
             yield
+
+    def _whole_data(self, data: Any) -> Any:
+        """Returns the whole batches of a data set of `ad.distribute_dataset`, since `fit` divides them; else the data.
+
+        Raises:
+            CaptureError: each worker passes its own batches.
+        """
+        if not isinstance(data, DistributedDataset):
+            return data
+        if not self._is_global:
+            raise CaptureError(
+                "with batch: per_worker in the YAML, each worker passes its own batches to fit, evaluate and predict. "
+                "A data set of ad.distribute_dataset has the whole batches of all workers: remove batch: per_worker, "
+                "or pass a data set of this worker's batches."
+            )
+        return data.dataset
 
     def _distribute(
         self, step: Callable[..., Any], jit_compile: bool, batch_axis: Mapping[str, int | None], is_own: bool = False

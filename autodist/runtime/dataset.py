@@ -115,6 +115,11 @@ class DistributedDataset(tf.train.experimental.PythonState):
             if not self._is_iterator:
                 self.place = DataPosition(self.place.ended + 1, seed=self.place.seed)
 
+    @property
+    def dataset(self) -> Iterable[Any]:
+        """The whole batches, of all workers."""
+        return self._dataset
+
     def _part_of(self, batch: Any, whole: GlobalBatch | None) -> Any:
         if self._files is not None:
             return batch

@@ -48,6 +48,41 @@ def dense(**options):
     return model
 
 
+# -- data sets of ad.distribute_dataset ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_built_before", [False, True])
+def test_fit_evaluate_and_predict_take_the_whole_batches_of_a_distributed_data_set(is_built_before):
+    """As a script passes that of a strategy of tf.distribute to `fit` (tensorflow/tensorflow#41290)."""
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    keras.utils.set_random_seed(1)
+    alone = dense()
+    alone.fit(batches, validation_data=batches, verbose=0, shuffle=False)
+    keras.utils.set_random_seed(1)
+    early = dense()
+    ad = autodist()
+    with ad.scope():
+        model = early if is_built_before else keras.models.clone_model(early)
+        model.set_weights(early.get_weights())
+        if not is_built_before:
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        given = ad.distribute_dataset(batches)
+        model.fit(given, validation_data=given, verbose=0, shuffle=False)
+        for mine, its in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, its, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(model.evaluate(given, verbose=0), alone.evaluate(batches, verbose=0), rtol=1e-12)
+        rows = batches.map(lambda x, y: x)
+        found = model.predict(ad.distribute_dataset(rows), verbose=0)
+    np.testing.assert_allclose(found, alone.predict(rows, verbose=0), rtol=1e-12)
+
+
+def test_a_distributed_data_set_is_refused_if_each_worker_passes_its_own_batches():
+    spec = {"nodes": [{"address": "localhost", "cpus": [0, 1]}], "batch": "per_worker"}
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict(spec))
+    with ad.scope(), pytest.raises(CaptureError, match="remove batch: per_worker"):
+        dense().fit(ad.distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)), verbose=0)
+
+
 # -- inputs that may be left out -------------------------------------------------------------------------------------
 
 

@@ -163,6 +163,19 @@ def with_bound_arguments(
     return called
 
 
+def replacing_data(method: Callable[..., Any], replacement: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Wraps `fit`, `evaluate` or `predict`: Keras reads the replacement of the data that the script passes."""
+
+    def call(bound: inspect.BoundArguments) -> Any:
+        for name in ("x", "validation_data"):
+            given = argument(bound, name)
+            if (replaced := replacement(given)) is not given:
+                set_argument(bound, name, replaced)
+        return method(*bound.args, **bound.kwargs)
+
+    return with_bound_arguments(method, call)
+
+
 def arguments_of(bound: inspect.BoundArguments) -> Mapping[str, Any]:
     """Returns all arguments of a call by name, those in `**kwargs` included."""
     return {**bound.arguments, **bound.arguments.get(_rest(bound.signature) or "", {})}

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.keras.call_arguments import lengths_to_come, recording_lengths
+from autodist.capture.keras.call_arguments import lengths_to_come, recording_lengths, replacing_data
 from autodist.capture.keras.distribution.checks import check_model
 from autodist.capture.keras.errors import explaining_graphs, hiding_own_frames
 from autodist.capture.keras.evaluations import Evaluations
@@ -50,6 +50,7 @@ class AdoptedModels(ABC):
         evaluations: evaluates models on several replicas; None if each worker evaluates alone.
         around_fit: wraps the `fit` of a model.
         reading: the rule by which this worker reads its part of the batches of `fit`; None if it reads all of each.
+        whole_data: returns the data that Keras reads in place of those that are passed to `fit`, `evaluate`, `predict`.
     """
 
     patches: Mapping[str, Patch]
@@ -62,9 +63,10 @@ class AdoptedModels(ABC):
         evaluations: Evaluations | None = None,
         around_fit: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fit: fit,
         reading: Reading | None = None,
+        whole_data: Callable[[Any], Any] = lambda data: data,
     ) -> None:
         self._distribute, self._fits, self._evaluations = distribute, fits, evaluations
-        self._around_fit, self._reading = around_fit, reading
+        self._around_fit, self._reading, self._whole_data = around_fit, reading, whole_data
         self._batch_axis: BatchAxis = {}
 
     @abstractmethod
@@ -91,7 +93,7 @@ class AdoptedModels(ABC):
             "compile": self._call_and_adopt,
             "make_train_function": self._adopt_and_make,
             "__init__": self._call_and_adopt,  # a model that is built in the scope may be compiled after it
-            **dict.fromkeys(SHOW_PROGRESS if self._fits is not None else ("fit",), hiding_own_frames(self._fit)),
+            **dict.fromkeys(SHOW_PROGRESS, hiding_own_frames(self._fit)),
         }
         return {self.patches[name]: wrapper for name, wrapper in wrappers.items()}
 
@@ -115,7 +117,7 @@ class AdoptedModels(ABC):
             call = self._fits.wrapped(call)
         if method.__name__ == "fit":
             call = self._around_fit(call)
-        return call(*args, **kwargs)
+        return replacing_data(call, self._whole_data)(*args, **kwargs)
 
     def adopt(self, model: Any) -> None:
         """Sets a distributed train function on one model, which keeps it after the scope."""
@@ -135,8 +137,9 @@ class AdoptedModels(ABC):
         evaluations = None if batch_axis else self._evaluations  # with axes, each worker evaluates all of each batch
         if evaluations is not None:
             evaluations.adopt(model)
-        for name in ("fit",) if self._fits is None and reading is None else SHOW_PROGRESS:
-            vars(model)[name] = hiding_own_frames(self._method(model, name, reading, evaluations))
+        for name in SHOW_PROGRESS:
+            method = self._method(model, name, reading, evaluations)
+            vars(model)[name] = hiding_own_frames(replacing_data(method, self._whole_data))
 
     def _reading_along(self, batch_axis: BatchAxis) -> Reading | None:
         """Returns the rule by which this worker reads its part of batches that are split along these axes."""
@@ -153,6 +156,8 @@ class AdoptedModels(ABC):
     def _method(self, model: Any, name: str, reading: Reading | None, evaluations: Evaluations | None) -> Any:
         """Returns the wrapped `fit`, `evaluate` or `predict` of a model."""
         method = _looked_up(model, name)
+        if name != "fit" and self._fits is None and reading is None:
+            return method
         if self._fits is not None:
             method = self._fits.wrapped(method)
         if reading is not None:
