@@ -22,6 +22,7 @@ from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 from autodist.batch.axis import keras_name
 from autodist.errors import CaptureError
 from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches, WorkerParts
+from autodist.reading.data_sets import kind_of
 from autodist.reading.element_sharding import reading_own
 from autodist.reading.file_sharding import ShardedFiles
 from autodist.tf_compat.do_not_convert import ours
@@ -81,6 +82,8 @@ def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
 def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: bool) -> Any:
     """Returns the batches that `fit` iterates over: the parts, or whole batches if these cannot be read apart."""
     whole = batches._distributed_dataset
+    if _changes_within_iteration(batches):
+        whole = _without_read_ahead(whole)
     if reading.files is not None:
         is_data_set = isinstance(batches.data_adapter, TFDatasetAdapter)
         return ShardedFiles(whole if is_data_set else batches.data_adapter, reading.files)
@@ -89,6 +92,24 @@ def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: boo
     if reading.rows is None:
         return whole
     return own_arrays(batches.data_adapter, reading.rows) or reading_own(whole, reading) or whole
+
+
+def _changes_within_iteration(batches: trainer.TFEpochIterator) -> bool:
+    """Returns True if a PyDataset acts on the ends of epochs, and epochs end in the middle of an iteration over it.
+
+    Batches that are read ahead come before such a change on one worker, and after it on another one.
+    """
+    adapter, steps = batches.data_adapter, batches.steps_per_epoch
+    if not isinstance(adapter, PyDatasetAdapter) or steps is None or steps == adapter.py_dataset.num_batches:
+        return False
+    plain, kind = keras.utils.PyDataset, type(adapter.py_dataset)
+    return kind.on_epoch_end is not plain.on_epoch_end or kind.on_epoch_begin is not plain.on_epoch_begin
+
+
+def _without_read_ahead(data: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.autotune.enabled = False  # which would insert another read-ahead
+    return (data._input_dataset if kind_of(data) == "Prefetch" else data).with_options(options)
 
 
 def own_arrays(adapter: Any, own_rows: OwnRows) -> ShardedBatches | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,34 @@ def test_a_py_dataset_that_gives_parts_evaluates_nothing(steps: Steps, evaluate:
 def test_a_slice_of_no_examples_is_refused() -> None:
     with pytest.raises(ValueError, match="from 4 to 4 is empty"):
         SLICES(4, 4)
+
+
+def test_a_py_dataset_that_changes_between_epochs_is_not_read_ahead_if_they_end_within_an_iteration(
+    steps: Steps,
+) -> None:
+    """Otherwise a batch may come from before the change on one worker, and from after it on another one."""
+
+    class Changing(keras.utils.PyDataset):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read: list[tuple[int, int]] = []
+            self.ends = 0
+
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+            self.read.append((index, self.ends))
+            return X[:4], X[:4, :1]
+
+        def on_epoch_end(self) -> None:
+            time.sleep(0.05)  # so that a thread would read ahead
+            self.ends += 1
+
+    data = Changing()
+    model_of(steps).fit(data, epochs=2, steps_per_epoch=2, shuffle=False, verbose=0)
+    first = data.read[-4][1]  # Keras itself ends an epoch before the first one
+    assert data.read[-4:] == [(0, first), (1, first), (2, first + 1), (3, first + 1)]
 
 
 def test_another_model_that_is_fitted_meanwhile_is_given_whole_batches(steps: Steps) -> None:
