@@ -26,7 +26,8 @@ _ACCUMULATORS = having(Trait.ACCUMULATOR)
 _NONE = (
     "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
     "tf.GradientTape or tf.gradients inside the step, and apply them there. A jacobian (tape.jacobian) is no gradient "
-    "that replicas could add up: to scale or clip the gradient of each example, use it for the scales only, and "
+    "that replicas could add up: to scale or clip the gradient of each example, compute only the scales from the "
+    "examples' gradients (by tf.vectorized_map of a function that returns the norm of one example's gradient), and use "
     "tape.gradient of tf.reduce_mean(tf.stop_gradient(scales) * losses). A function that only evaluates must not write "
     "trainable variables from its batch; one that keeps sums and means of the batch (k-means, expectation "
     "maximisation) has to make their variables with trainable=False. A step that applies gradients which an earlier "
