@@ -595,6 +595,40 @@ class AutoDist:
         """
         return self._run.coordination.reduce(value, how)
 
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all workers, in their order. Every worker calls it between steps.
+
+        ```python
+        predicted = np.concatenate(ad.gather(predicted))  # each worker's rows, on every worker
+        ```
+
+        Args:
+            value: anything that can be pickled; arrays of the workers may have different lengths.
+
+        Raises:
+            ReductionError: a value cannot be pickled, or a worker makes another call; raised on all workers.
+        """
+        return self._run.coordination.gather_values(value)
+
+    def broadcast(self, value: Any = None) -> Any:
+        """Returns the chief's value. Every worker calls it between steps; the values of the others are ignored.
+
+        ```python
+        settings = ad.broadcast(json.load(open("settings.json")) if ad.is_chief else None)
+        ```
+
+        Args:
+            value: on the chief, anything that can be pickled.
+
+        Raises:
+            ReductionError: the value cannot be pickled, or a worker makes another call; raised on all workers.
+        """
+        return self.gather(value if self._run.index == 0 else None)[0]
+
+    def barrier(self) -> None:
+        """Returns once all workers have called it, between steps, and their steps have been applied."""
+        self.gather(None)
+
     def end_local_steps(self) -> None:
         """Averages the local steps since the last outer step (`DiLoCo`), before it is due.
 

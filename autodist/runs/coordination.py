@@ -25,7 +25,7 @@ from autodist.errors import (
 from autodist.logs.formatting import words_of
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.peers import Peers
-from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
+from autodist.runtime.arrays import combine_parts, pack_part, pack_value, require_reduction, unpack, unpack_values
 from autodist.runtime.call_matching import Call, CallMatching, CallMessage
 from autodist.runtime.mailbox import Mailbox, Send
 from autodist.runtime.messages import Messages
@@ -174,15 +174,26 @@ class Coordination:
         with self._failed_step.guarding(is_step=False, is_before=True):
             require_reduction(how)
             part = pack_part(value, how)
+        return unpack(self._combine(part))
+
+    def gather_values(self, value: Any) -> list[Any]:
+        """Returns the Python values of all workers, in their order; a collective call.
+
+        Raises:
+            ReductionError: a value cannot be pickled; raised on all workers.
+        """
+        return unpack_values(self._combine(pack_value(value)))
+
+    def _combine(self, part: bytes) -> bytes:
         if self._workers == 1:
-            return unpack(combine_parts([part]))
+            return combine_parts([part])
         self.has_work = True
         with self._failed_step.step_lock:
             self._join()
             self._flush()  # the script reads next, and must see all writes requested by the steps of all workers
             self.reach_collective()
             parts = self.gather(part)
-            return unpack(self.broadcast(combine_parts(parts) if parts else b""))
+            return self.broadcast(combine_parts(parts) if parts else b"")
 
     def flush_together(self) -> None:
         """Returns once all writes requested by the steps of all workers have been applied; a collective call."""

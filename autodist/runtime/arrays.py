@@ -1,8 +1,9 @@
-"""Serialization and reduction of arrays sent between workers."""
+"""Serialization, reduction and collection of values sent between workers."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _REDUCTIONS: Mapping[str, Callable[[np.ndarray], Any]] = {
     "min": lambda parts: np.min(parts, axis=0),
 }
 _ORDERED = ("max", "min")
+_COLLECTION = "gather"
 
 
 def require_reduction(how: object) -> None:
@@ -43,6 +45,16 @@ def pack_part(value: Any, how: str) -> bytes:
     return json.dumps(header).encode() + b"\n" + array.tobytes()
 
 
+def pack_value(value: Any) -> bytes:
+    """Serializes one worker's Python value, or the reason why it cannot be sent, for the chief."""
+    header = {"how": _COLLECTION, "dtype": None, "shape": None}
+    try:
+        return json.dumps(header).encode() + b"\n" + pickle.dumps(value)
+    except Exception as error:  # noqa: BLE001  # whatever the value's own code raises
+        fault = f"{type(value).__name__} cannot be pickled ({type(error).__name__}: {error})"
+        return json.dumps({**header, "fault": fault}).encode() + b"\n"
+
+
 def _fault_of(array: np.ndarray, how: str) -> str | None:
     try:
         dtype = tf.as_dtype(array.dtype)
@@ -56,11 +68,12 @@ def _fault_of(array: np.ndarray, how: str) -> str | None:
 
 
 def combine_parts(parts: Sequence[bytes]) -> bytes:
-    """Reduces the workers' values, in the order of the workers; returns the serialized result or error for all."""
+    """Reduces or collects the workers' values, in their order; returns the serialized result or error for all."""
     headers = [json.loads(part.partition(b"\n")[0]) for part in parts]
     for worker, one in enumerate(headers):
         if "fault" in one:
-            return _refusal(f"the value of worker {worker} cannot be reduced: {one['fault']}.")
+            fate = "sent" if one["how"] == _COLLECTION else "reduced"
+            return _refusal(f"the value of worker {worker} cannot be {fate}: {one['fault']}.")
     for key, name in (("how", "request different reductions"), ("shape", "have values of different shapes")):
         if len({str(one[key]) for one in headers}) > 1:
             return _refusal(
@@ -68,6 +81,8 @@ def combine_parts(parts: Sequence[bytes]) -> bytes:
             )
     if len({one["dtype"] for one in headers}) > 1:
         return _refusal(f"the workers have values of different types: {_listed(headers, 'dtype')}. Cast them to one.")
+    if headers[0]["how"] == _COLLECTION:
+        return json.dumps(headers[0]).encode() + b"\n" + pickle.dumps([part.partition(b"\n")[2] for part in parts])
     arrays = [unpack(part) for part in parts]
     result = np.asarray(_REDUCTIONS[headers[0]["how"]](np.stack(arrays)))
     header = {"dtype": result.dtype.name, "shape": result.shape}
@@ -88,9 +103,23 @@ def unpack(content: bytes) -> np.ndarray:
     Raises:
         ReductionError: the message holds an error instead.
     """
+    header, body = _opened(content)
+    dtype = tf.as_dtype(header["dtype"]).as_numpy_dtype
+    return np.frombuffer(body, dtype).reshape(header["shape"]).copy()
+
+
+def unpack_values(content: bytes) -> list[Any]:
+    """Deserializes the values of all workers, in their order.
+
+    Raises:
+        ReductionError: the message holds an error instead.
+    """
+    return [pickle.loads(value) for value in pickle.loads(_opened(content)[1])]
+
+
+def _opened(content: bytes) -> tuple[dict[str, Any], bytes]:
     head, _, body = content.partition(b"\n")
     header = json.loads(head)
     if "refusal" in header:
         raise ReductionError(header["refusal"])
-    dtype = tf.as_dtype(header["dtype"]).as_numpy_dtype
-    return np.frombuffer(body, dtype).reshape(header["shape"]).copy()
+    return header, body

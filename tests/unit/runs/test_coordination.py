@@ -108,4 +108,5 @@ def test_evaluations_are_each_workers_own_where_the_script_knew_which_it_is(capl
 def test_a_reduction_of_one_worker_needs_no_others() -> None:
     coordination = Coordination(0, 1, Peers(), FailedStepGuard(lambda: False), pytest.fail, lambda: None)  # type: ignore[arg-type]
     assert coordination.reduce(3.0, "mean") == 3.0
+    assert coordination.gather_values({"a": 1}) == [{"a": 1}]
     assert not coordination.has_work

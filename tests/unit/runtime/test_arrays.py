@@ -1,4 +1,4 @@
-"""Reductions of the workers' values: the same result, or the same error, for all of them."""
+"""Reductions and collections of the workers' values: the same result, or the same error, for all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import ReductionError
-from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
+from autodist.runtime.arrays import combine_parts, pack_part, pack_value, require_reduction, unpack, unpack_values
 
 
 def reduced(how: str, *values: Any) -> np.ndarray:
@@ -66,3 +66,25 @@ def test_arrays_that_do_not_fit_are_reported_to_all_workers(parts: list[tuple[st
     for _ in parts:
         with pytest.raises(ReductionError, match=told):
             unpack(answer)
+
+
+def test_all_workers_get_the_python_values_of_all() -> None:
+    values = [{"name": "a\nb", "rows": np.arange(2)}, (None, tf.constant([1.0])), "text"]
+    found = unpack_values(combine_parts([pack_value(value) for value in values]))
+    assert (found[0]["name"], found[1][0], found[2]) == ("a\nb", None, "text")
+    np.testing.assert_array_equal(found[0]["rows"], [0, 1])
+    np.testing.assert_array_equal(found[1][1], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ([pack_value(1), pack_value(lambda: 1)], "value of worker 1 cannot be sent: function cannot be pickled"),
+        ([pack_value(1), pack_part(1, "mean")], "gather on worker 0, mean on worker 1. Make the same"),
+    ],
+)
+def test_values_that_do_not_fit_are_reported_to_all_workers(parts: list[bytes], told: str) -> None:
+    answer = combine_parts(parts)
+    for unpacked in (unpack, unpack_values):
+        with pytest.raises(ReductionError, match=told):
+            unpacked(answer)
