@@ -288,10 +288,13 @@ class Frame(GraphWalk[Fact]):
         return [_named(ctx, fact) for fact in result] if isinstance(result, list) else _named(ctx, result)
 
     def _all_reduced(self, all_reduce: InStepAllReduce, reduced: Fact) -> Fact:
-        """Returns the fact of an in-step all-reduce, or of the rows gathered by it."""
+        """Returns the fact of an in-step all-reduce, or of the rows gathered by it.
+
+        The mean over the replicas of a mean over their examples is that mean itself, as on one device.
+        """
         first = all_reduce.of or all_reduce.node
         before = self.fact(data_inputs(self._nodes[first])[0]) if first in self._nodes else None
-        if before == REPLICATED:
+        if before == REPLICATED or (all_reduce.is_mean and before is not None and isinstance(kind_of(before), Mean)):
             return reduced
         mixed_at = reduced.mixed_at if isinstance(reduced, Form) else None
         if all_reduce.how is InStepAllReduceKind.OWN_ROWS:

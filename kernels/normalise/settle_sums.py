@@ -15,7 +15,7 @@ from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
-from autodist.layout import PerExample, Propagation, Replicated, Sum, Unknown
+from autodist.layout import Mean, PerExample, Propagation, Replicated, Sum, Unknown
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,14 @@ def _runs_ahead(step: CapturedStep, context: Context) -> bool:
 def _differs(step: CapturedStep, flows: Propagation, reduction: InStepAllReduce) -> bool:
     """Returns True if the values of the replicas differ, and add up to the value on one device.
 
+    A mean over the replicas of a mean over their examples needs no sum of its own: it stays the mean that it is.
+
     Raises:
         RewriteError: the replicas' values do not add up to the value on one device.
     """
     name = tensor(step.graph_index.nodes[reduction.node].input[0])
     kind = flows.kind(name)
-    if isinstance(kind, Replicated):
+    if isinstance(kind, Replicated) or (reduction.is_mean and isinstance(kind, Mean)):
         return False
     if reduction.how is InStepAllReduceKind.ROWS:
         _require_rows(flows, name, reduction.axis)
@@ -87,7 +89,7 @@ def _differs(step: CapturedStep, flows: Propagation, reduction: InStepAllReduce)
             f"the step asks for the {'mean' if reduction.is_mean else 'sum'} over all replicas of {name}, and the "
             "parts of a batch may differ in length: only a sum over the examples adds up to the value on one device. "
             "Call tf.distribute's all_reduce with sums (ReduceOp.SUM), numbers of examples included, and divide "
-            "after it."
+            "after it. A mean over the examples needs ReduceOp.MEAN, or no all_reduce: it is that of the whole batch."
         )
     if not step.spec_of(name).shape.is_fully_defined():
         raise RewriteError(

@@ -68,6 +68,7 @@ def _scalars(outputs: list[list[list[np.ndarray]]]) -> list[list[list[np.ndarray
         (steps.adversaries, 2, (2, 1)),
         (steps.masked_loss, 2, (2, 2)),
         (steps.asked_of_distribute, 2, (2, 2)),
+        (steps.averaged_by_distribute, 2, (2, 2)),
         (steps.attacked_through_sums, 2, (2, 1)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -137,17 +138,36 @@ def test_one_replica_alone_adds_up_nothing() -> None:
     assert_same(*trained(steps.several_layers, (1, 1)))
 
 
-def test_means_over_replicas_are_refused() -> None:
+def test_means_over_replicas_that_meet_single_examples_are_of_the_whole_batch() -> None:
+    step, data = steps.centred_by_distribute(), batches(8, 7, 3)
+    captured = capture(step, *data[0], is_split=True)
+    assert_same(train(captured, plan(captured.step, 2), data), one_device(captured, step, data), 1e-10)
+
+
+def test_means_over_replicas_of_sums_are_refused() -> None:
     w = tf.Variable(np.ones(3), name="w")
 
     def step(x: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(x, 0))
-            loss = tf.reduce_mean((x - mean) * w)
+            loss = tf.reduce_mean(x * w) * steps.mean_by_distribute(tf.reduce_sum(x))
         w.assign_sub(tape.gradient(loss, w))
 
     captured = capture(step, *batches(4)[0])
-    with pytest.raises(RewriteError, match="asks for the mean over all replicas of Mean:0.*divide after it"):
+    with pytest.raises(RewriteError, match="asks for the mean over all replicas of Sum:0.*divide after it"):
+        rewrite(captured.step, Context(plan(captured.step, 2), 0))
+
+
+def test_sums_over_replicas_of_means_are_refused() -> None:
+    w = tf.Variable(np.ones(3), name="w")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * w)
+        w.assign_sub(tape.gradient(loss, w))
+        return tf.distribute.get_replica_context().all_reduce("SUM", loss)
+
+    captured = capture(step, *batches(4)[0])
+    with pytest.raises(RewriteError, match="asks for the sum over all replicas of Mean:0.*needs ReduceOp.MEAN"):
         rewrite(captured.step, Context(plan(captured.step, 2), 0))
 
 

@@ -152,6 +152,37 @@ def asked_of_distribute() -> Step:
     return step
 
 
+def mean_by_distribute(value: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, value)
+
+
+def averaged_by_distribute() -> Step:
+    """A script's own means over replicas: of a loss, of a penalty, which all replicas share, and of the result."""
+    w = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="w")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = mean_by_distribute(tf.reduce_mean(tf.tanh(x @ w) ** 2)) + mean_by_distribute(tf.reduce_sum(w**2))
+        w.assign_sub(0.1 * mean_by_distribute(tape.gradient(loss, w)))
+        return mean_by_distribute(loss)
+
+    return step
+
+
+def centred_by_distribute() -> Step:
+    """A mean over replicas that the loss combines with single examples."""
+    w = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="w")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(x @ w)
+            loss = tf.reduce_mean((hidden - mean_by_distribute(tf.reduce_mean(hidden, 0))) ** 4)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    return step
+
+
 def _descends(loss_of: Callable[[tf.Tensor], tf.Tensor], variables: list[tf.Variable]) -> Step:
     def step(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
