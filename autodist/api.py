@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,13 +30,13 @@ from autodist.capture.keras.distribution.checks import (
 from autodist.capture.keras.distribution.meshes import check_early_meshes
 from autodist.capture.keras.distribution.run_settings import set_run
 from autodist.capture.keras.early_initializers import seed_early_initializers
-from autodist.capture.local_steps import plain_variable
+from autodist.capture.local_steps import line_of_script, plain_variable
 from autodist.capture.manual import all_gather, all_reduce, all_to_all, manual, reduce_scatter
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.sharding_marks import alike, constrain
 from autodist.capture.shared_files import share_files, share_files_from_now_on
 from autodist.capture.stage_marks import StageMark
-from autodist.capture.training_hooks import install_hooks, put_back
+from autodist.capture.training_hooks import install_hooks, is_distributing, put_back
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.fit_wrappers import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
@@ -51,7 +52,7 @@ from autodist.functions.keras_training import KerasTraining
 from autodist.functions.tracing import Tracing
 from autodist.graph.python_calls import elementwise
 from autodist.logs.quiet import quiet_tensorflow
-from autodist.logs.terminal import log_to_the_terminal
+from autodist.logs.terminal import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.placement.layouts import HeldLayout
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
@@ -75,6 +76,8 @@ from autodist.sharding import Layout
 from autodist.strategies import BuildsStrategy
 from autodist.tf_compat.tf1_scripts import newer_control_flow, plain_shapes
 from autodist.verify.recorder import recorder
+
+log = logging.getLogger("autodist")
 
 Callback = TypeVar("Callback")
 
@@ -171,6 +174,7 @@ class AutoDist:
         self._automatic = save_automatically(self._run)
         around_fit = AroundFit(self._automatic, saving_callback(self._run), self._run.end.noting_interrupts)
         self._keras = KerasTraining(self._run, around_fit, self._share, saves=self._automatic is not None)
+        self._has_warned_of_count = False
         self._notes: GradientNotes | None = None
         self._sums: AllReduceNotes | None = None
         self._graph_sessions = GraphSessions(self._run, self._noted)
@@ -206,12 +210,24 @@ class AutoDist:
     def num_workers(self) -> int:
         """Number of workers. Each worker feeds its own part of the data."""
         self._alone.divides_data = True
-        return len(self._target_spec.workers)
+        return self._counted("num_workers", len(self._target_spec.workers))
 
     @property
     def num_replicas(self) -> int:
         """Number of replicas of all workers."""
-        return len(self._target_spec.replicas)
+        return self._counted("num_replicas", len(self._target_spec.replicas))
+
+    def _counted(self, name: str, count: int) -> int:
+        """Returns a count; warns if a step reads it while it is captured, as losses of `tf.distribute` do."""
+        if count > 1 and is_distributing() and not self._has_warned_of_count:
+            self._has_warned_of_count = True
+            log.warning(
+                "the step called at %s reads ad.%s. The loss of a step is that of the whole batch, as on one device: "
+                "divided by the number of replicas or workers, it is too small by that factor, and so are its "
+                "gradients. Remove such a division; a batch size that is computed from the number may stay.",
+                line_of_script(), name, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+        return count
 
     @property
     def _target_spec(self) -> ResourceSpec:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from autodist import AutoDist, ResourceSpec
+from autodist.capture.training_hooks import distributing
 from autodist.cluster.script_client import ScriptClient
 from autodist.errors import ClusterError
 from autodist.runs import resolve_config
@@ -59,6 +60,18 @@ def test_several_workers_are_refused_in_a_notebook_and_one_is_not(monkeypatch: p
     ):
         AutoDist(resource_spec=spec_of(2))
     assert AutoDist(resource_spec=spec_of(1)).num_replicas == 2
+
+
+def test_a_step_that_reads_the_number_of_replicas_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Scripts of tf.distribute divide each replica's loss by it: the loss was half as large, without a word."""
+    ad = AutoDist(resource_spec=spec_of(1))
+    batch = 32 * ad.num_replicas_in_sync
+    assert (batch, caplog.text) == (64, "")
+    with distributing():
+        assert 1.0 / ad.num_replicas_in_sync == 0.5
+        assert ad.num_replicas == 2
+        assert ad.num_workers == 1
+    assert caplog.text.count("reads ad.num_replicas. The loss of a step is that of the whole batch") == 1
 
 
 def test_a_script_whose_steps_are_compared_writes_nothing_and_does_not_wait_for_sigterm(
