@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.batch.examples import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
+from autodist.errors import CaptureError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import GlobalBatch, ReadBatch, Reading, global_batch_of
 from autodist.reading.data_sets import begins_within, elements_of
@@ -100,6 +101,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         """Yields this worker's part of each batch; without rows if there are fewer examples than workers.
 
         Raises:
+            CaptureError: a function that is being traced takes a batch: it would keep that one for all of its calls.
             UnevenBatchError: the arrays of a batch have different lengths, and one has too few rows for all replicas.
         """
         self._note_request()
@@ -175,6 +177,12 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._resumed, self._is_loop_over = place, is_loop_over
 
     def _note_request(self) -> None:
+        if tf.inside_function():
+            raise CaptureError(
+                "a function that is being traced takes a batch from ad.distribute_dataset, and would keep this one "
+                "for all of its calls. Take the batches outside of steps and tf.functions, and pass them as "
+                "arguments: `step(next(iterator))`, or `for batch in dataset: step(batch)`."
+            )
         if self.on_request is not None:
             self.on_request()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.errors import UnevenBatchError
+from autodist.errors import CaptureError, UnevenBatchError
 from autodist.runtime.dataset import DistributedDataset
 
 ROWS = [[1, 0, 2], [], [3], [4, 5, 0], [6]]
@@ -25,6 +25,17 @@ def test_rows_are_dealt_out_in_order_and_scalars_go_to_all() -> None:
     (mine,), (theirs,) = parts([{"x": np.arange(5), "rate": 0.5}])
     assert (mine["x"].tolist(), mine["rate"]) == ([0, 1], 0.5)
     assert (theirs["x"].tolist(), theirs["rate"]) == ([2, 3, 4], 0.5)
+
+
+@pytest.mark.parametrize("batches", [[np.arange(4)], tf.data.Dataset.from_tensors(tf.range(4))])
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_batch_that_a_function_takes_while_it_is_traced_is_refused(batches: Any, is_taken: bool) -> None:
+    """It became a constant: every call of the function used the first batch."""
+    iterator = iter(DistributedDataset([*batches, *batches], [0, 1], 0))
+    if is_taken:
+        next(iterator)
+    with pytest.raises(CaptureError, match=r"keep this one for all of its calls.*`step\(next\(iterator\)\)`"):
+        tf.function(lambda: next(iterator))()
 
 
 def test_sparse_and_ragged_batches_are_dealt_out_by_their_examples() -> None:
