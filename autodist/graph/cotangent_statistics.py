@@ -86,14 +86,10 @@ def find_in_cotangents(
         if not backward.combines(node) or is_left(node):
             continue
         for place, name in backward.factors(node):
-            kind = flows.kind(name)
-            if isinstance(kind, Sum | Mean) and can_be_whole(step, name, kind):
-                result[place] = kind
-            elif isinstance(kind, Unknown):
-                met = met_behind(step, flows, [name], is_left)
-                (numbers if _is_number(step, name) else result).update(met)
-                if not met and _has_no_rows(step, name):
-                    left.setdefault(node, []).extend(first_unknown(step, flows, [name]))
+            met, is_unknown = _met_at(step, flows, place, name, is_left), isinstance(flows.kind(name), Unknown)
+            (numbers if is_unknown and _is_number(step, name) else result).update(met)
+            if is_unknown and not met and _has_no_rows(step, name):
+                left.setdefault(node, []).extend(first_unknown(step, flows, [name]))
     # Lengths stay those of a replica, unless a number is computed from them: the gradient of a gather in batches
     # numbers its rows.
     result = {at: one for at, one in result.items() if not _is_length(step, inputs_of(step, at.node)[at.index])}
@@ -103,6 +99,16 @@ def find_in_cotangents(
         {**result, **numbers, **gathered},
         tuple(node for node, found in rows.items() if not found and is_custom(node) and not _draws(step, left[node])),
     )
+
+
+def _met_at(
+    step: CapturedStep, flows: Propagation, place: NodeInput, name: str, is_left: Callable[[str], bool]
+) -> Mapping[NodeInput, Statistic]:
+    """Returns the sum or mean of the batch that an input reads, or the sums and means that make it unknown."""
+    kind = flows.kind(name)
+    if isinstance(kind, Sum | Mean) and can_be_whole(step, name, kind):
+        return {place: kind}
+    return met_behind(step, flows, [name], is_left) if isinstance(kind, Unknown) else {}
 
 
 class _Backward:
