@@ -15,7 +15,7 @@ from autodist.reading.data_sets import begins_within
 from autodist.tf_compat.patches import EPOCH_BATCHES, install
 
 
-class Passing(Protocol):
+class SkipCallbacks(Protocol):
     """Callbacks for positions in the skipped data; each is called before the data's own code runs there."""
 
     def pass_epoch(self, epoch: int) -> None: ...
@@ -27,7 +27,7 @@ class Passing(Protocol):
     def after_batches(self) -> None: ...
 
 
-def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
+def skip_batches(epochs: int, batches: int, callbacks: SkipCallbacks) -> None:
     """Makes the next epoch of a `fit` start at the position of the earlier run.
 
     A data set that begins again in each epoch is started once for each completed epoch, so that its shuffles advance as
@@ -36,12 +36,12 @@ def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
     Args:
         epochs: number of completed epochs.
         batches: number of batches of the next epoch that the earlier run has trained on.
-        passing: the callbacks.
+        callbacks: called at positions of the skipped data.
     """
 
     def enumerate_rest(plain: Any, self: EpochIterator) -> Iterator[Any]:
         installed.remove()
-        return _rest_of(self, epochs, batches, passing)
+        return _rest_of(self, epochs, batches, callbacks)
 
     installed = install(EPOCH_BATCHES, enumerate_rest)
 
@@ -51,19 +51,19 @@ def reads_on(batches_of: EpochIterator) -> bool:
     return batches_of.steps_per_epoch is not None or isinstance(batches_of.data_adapter, GeneratorDataAdapter)
 
 
-def _rest_of(batches_of: EpochIterator, epochs: int, batches: int, passing: Passing) -> Iterator[Any]:
+def _rest_of(batches_of: EpochIterator, epochs: int, batches: int, callbacks: SkipCallbacks) -> Iterator[Any]:
     for epoch in range(epochs):
-        _pass_over(batches_of, epoch, passing)
-    passing.begin_epoch_again(batches_of)
+        _pass_over(batches_of, epoch, callbacks)
+    callbacks.begin_epoch_again(batches_of)
     is_there = batches == 0 and not reads_on(batches_of)
     # Each position is the first step of an execution, from Keras 3.11 on the last one, and the iterator.
     for number, position in enumerate(batches_of._enumerate_iterator()):
         if number == 0 and not is_there:
-            passing.before_batches(batches_of)
+            callbacks.before_batches(batches_of)
         if position[0] >= batches:
             if not is_there:
                 is_there = True
-                passing.after_batches()
+                callbacks.after_batches()
             yield position
             continue
         for _ in range(batches_of.steps_per_execution):
@@ -71,12 +71,12 @@ def _rest_of(batches_of: EpochIterator, epochs: int, batches: int, passing: Pass
                 next(position[-1])
 
 
-def _pass_over(batches_of: EpochIterator, epoch: int, passing: Passing) -> None:
+def _pass_over(batches_of: EpochIterator, epoch: int, callbacks: SkipCallbacks) -> None:
     """Skips an epoch; only the first batch of most data sets is read."""
     adapter = batches_of.data_adapter
     if isinstance(adapter, PyDatasetAdapter) and not reads_on(batches_of):
         adapter.py_dataset.on_epoch_begin()  # no read: it would run ahead and draw random numbers
-        passing.pass_epoch(epoch)
+        callbacks.pass_epoch(epoch)
         adapter.py_dataset.on_epoch_end()
         return
     is_known = batches_of.num_batches is not None  # otherwise the epoch is read to its end, as in training
