@@ -136,6 +136,13 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         """Adds targets: nodes that run in every step without being returned, or in the outer step of a key."""
         (self._outer[outer][1] if outer else self._targets).update(dict.fromkeys(names))
 
+    def write_before_reads(self, name: str, writes: Sequence[str], readers: Iterable[str]) -> None:
+        """Makes the readers of a node's results wait for writes that follow it, and the step, if it returns them."""
+        for reader in readers:
+            self.add_control(reader, writes)
+        if name in map(node_of, self.outputs):
+            self.run(writes)
+
     def add_outer_step(self, key: str, one: OuterStep) -> None:
         """Adds an outer step, which runs once every some steps; `run` adds its nodes."""
         self._outer[key] = one, {}

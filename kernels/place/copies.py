@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, tensor
+from autodist.graph.op_types import types_of_outputs
 from autodist.graph.parts import Variable
 
 
@@ -20,11 +22,14 @@ def add_copy(editor: GraphEditor, variable: Variable, name: str, suffix: str, de
     return editor.add(copy)
 
 
-def read_before(editor: GraphEditor, taker: str, variable: Variable, name: str, device: str = "") -> str:
-    """Adds a read of a variable with the control inputs of the node `taker`."""
+def read_before(
+    editor: GraphEditor, taker: str, variable: Variable, name: str, device: str = "", writes: Iterable[str] = ()
+) -> str:
+    """Adds a read of a variable with the control inputs of the node `taker`, after writes that its inputs depend on."""
     read = NodeDef(name=name, op="ReadVariableOp", device=device)
     read.attr["dtype"].type = variable.dtype.as_datatype_enum
-    read.input[:] = [variable.handle, *filter(is_control, editor[taker].input)]
+    waits = dict.fromkeys([*filter(is_control, editor[taker].input), *(f"^{write}" for write in writes)])
+    read.input[:] = [variable.handle, *waits]
     return editor.add(read)
 
 
@@ -44,6 +49,21 @@ def refresh_copy(editor: GraphEditor, copy: str, value: str) -> str:
     fresh = NodeDef(name=f"{value}/fresh", op="Identity", device=device, input=[copy, f"^{refresh.name}"])
     fresh.attr["T"].type = tf.resource.as_datatype_enum
     return editor.add(fresh)
+
+
+def wait_for(editor: GraphEditor, name: str) -> list[str]:
+    """Returns nodes that run after a node and with its results, which are added.
+
+    A branch in a graph of TensorFlow 1 has no list of its writes: only its results wait for them.
+    """
+    node = editor[name]
+    types = list(types_of_outputs(node)) if op_def_registry.get(node.op) else []  # not a function called as an op
+    waits = [name]
+    for k, dtype in enumerate(types):
+        result = NodeDef(name=f"{name}/result_{k}", op="Identity", input=[f"{name}:{k}"])
+        result.attr["T"].type = dtype
+        waits.append(result.name if result.name in editor else editor.add(result))
+    return waits
 
 
 def take_fresh(editor: GraphEditor, takers: Iterable[str], taken: Collection[str], fresh: str) -> None:

@@ -15,7 +15,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.place.copies import add_copy, read_before, refresh_copy, take_fresh
+from autodist.kernels.place.copies import add_copy, read_before, refresh_copy, take_fresh, wait_for
 
 _OLD_FLOW = having(Trait.ENTER | Trait.SWITCH)
 _SUFFIX = "/whole"
@@ -80,21 +80,21 @@ class WholeCopies:
             self._fresh[version] = refresh_copy(self.editor, copy.handle, node_of(self._value_for(name, variable)))
         take_fresh(self.editor, [name], taken, self._fresh[version])
         if variable.handle in self._effects.of(node).writes:
-            self._written.setdefault(name, []).append(self._write_back(name, variable, copy))
+            self._written.setdefault(name, []).append(self._write_back(name, variable, copy, self._fresh[version]))
 
     def order(self) -> None:
         """Orders successors of nodes that write copies after the writes of the variables."""
         following = {name: (name, *writes) for name, writes in self._written.items()}
         for name, nodes in following.items():
-            captured = self.step.graph_index.consumers[name]
-            self.editor.replace_control(name, nodes, captured)
+            self.editor.replace_control(name, nodes, self.step.graph_index.consumers[name])
+            self.editor.write_before_reads(name, self._written[name], self.step.graph_index.readers(name))
         self.editor.replace_targets(following)
 
     def _value_for(self, name: str, variable: Variable) -> str:
         """Returns the whole value that a variable has when a node runs."""
-        return self.gather(
-            tensor(read_before(self.editor, name, variable, f"{variable.handle}{_SUFFIX}/for/{name}")), variable
-        )
+        label = f"{variable.handle}{_SUFFIX}/for/{name}"
+        writes = sorted(self._writes_before(name, variable))
+        return self.gather(tensor(read_before(self.editor, name, variable, label, writes=writes)), variable)
 
     def _make_constant(self, name: str, variable: Variable) -> None:
         """Replaces the query of a variable's shape by the whole shape."""
@@ -127,10 +127,15 @@ class WholeCopies:
             add_copy(self.editor, variable, copy.handle, _SUFFIX)
         return copy
 
-    def _write_back(self, name: str, variable: Variable, copy: Variable) -> str:
-        """Writes a node's new value of a copy to the variable; returns the write."""
+    def _write_back(self, name: str, variable: Variable, copy: Variable, fresh: str) -> str:
+        """Writes a node's new value of a copy to the variable; returns the write.
+
+        It reads the copy by the handle after the refresh: what waits for a conditional does not wait for the inputs of
+        the branch that was not taken.
+        """
         dtype = variable.dtype.as_datatype_enum
-        read = NodeDef(name=f"{copy.handle}/after/{name}", op="ReadVariableOp", input=[copy.handle, f"^{name}"])
+        waits = [f"^{one}" for one in wait_for(self.editor, name)]
+        read = NodeDef(name=f"{copy.handle}/after/{name}", op="ReadVariableOp", input=[fresh, *waits])
         read.attr["dtype"].type = dtype
         own = self.divide(tensor(self.editor.add(read)), variable)
         write = NodeDef(name=f"{copy.handle}/from/{name}", op="AssignVariableOp", input=[variable.handle, own])

@@ -16,7 +16,7 @@ from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import Trait, having, writes_rows
 from autodist.graph.parts import Variable
 from autodist.graph.subgraph import SubgraphBuilder
-from autodist.kernels.place.copies import add_copy, read_before, take_copy
+from autodist.kernels.place.copies import add_copy, read_before, take_copy, wait_for
 from autodist.kernels.place.partition.layouts import Along, Routed, RowIds
 from autodist.kernels.place.partition.routes import gather_rows, route
 from autodist.kernels.place.partition.work import PartitionedVariable, Work
@@ -75,29 +75,31 @@ def use_unpartitioned_copy(work: Work, node: NodeDef) -> None:
     effect, written = work.effects.get(node.name), []
     for handle, names in taken.items():
         cut = work.variables[handle]
-        whole = _add_refreshed_copy(work, node, cut, names)
+        fresh = _add_refreshed_copy(work, node, cut, names)
         if effect and handle in effect.writes:
-            written += _write_back(work, node, cut, whole)
+            written += _write_back(work, node, cut, fresh)
     if written:
         work.order_after(node.name, [node.name, *written], by_shard=False)
+        work.editor.write_before_reads(node.name, written, work.step.graph_index.readers(node.name))
 
 
-def _add_refreshed_copy(work: Work, node: NodeDef, cut: PartitionedVariable, taken: list[str]) -> Variable:
-    """Adds an unpartitioned copy of a variable for `node`, refreshed before the node runs; returns the copy."""
+def _add_refreshed_copy(work: Work, node: NodeDef, cut: PartitionedVariable, taken: list[str]) -> str:
+    """Adds an unpartitioned copy of a variable for `node`; returns its handle after the refresh before the node."""
     variable = cut.variable
     whole = replace(variable, name=f"{variable.name}{WHOLE}", handle=f"{variable.handle}{WHOLE}")
     if whole.handle not in work.editor:
         work.copies.append(whole)
         add_copy(work.editor, variable, whole.handle, WHOLE)
-    value = read_before(work.editor, node.name, variable, f"{whole.handle}/for/{node.name}")
+    label = f"{whole.handle}/for/{node.name}"
+    value = read_before(work.editor, node.name, variable, label, writes=work.writes_before(node.name, variable))
     work.editor.note({tensor(value): tf.TensorSpec(whole.shape, whole.dtype)})
     queries = _queries_before(work, node, cut)
     if queries:
         _read_if_set(work, value, cut, queries)
     else:
         read(work, work.editor[value], cut)
-    take_copy(work.editor, [node.name], taken, whole.handle, value)
-    return whole
+    _, fresh = take_copy(work.editor, [node.name], taken, whole.handle, value)
+    return tensor(fresh)
 
 
 def _queries_before(work: Work, node: NodeDef, cut: PartitionedVariable) -> list[str]:
@@ -129,13 +131,17 @@ def _read_if_set(work: Work, name: str, cut: PartitionedVariable, queries: list[
     work.becomes(name, whole)
 
 
-def _write_back(work: Work, node: NodeDef, cut: PartitionedVariable, whole: Variable) -> list[str]:
-    """Writes a node's new value of the unpartitioned copy to the shards; returns the writes."""
+def _write_back(work: Work, node: NodeDef, cut: PartitionedVariable, fresh: str) -> list[str]:
+    """Writes a node's new value of the unpartitioned copy to the shards; returns the writes.
+
+    It reads the copy by the handle after the refresh: what waits for a conditional does not wait for the inputs of the
+    branch that was not taken.
+    """
     work.written_whole[cut.variable.name] = f"{node.op} ({node.name})"
     work.tell(f"{cut.variable.name} is partitioned, and is concatenated for {node.op} ({node.name}), which writes it")
     with work.subgraph("written") as f:
-        with tf.control_dependencies([f.after([node.name])]):
-            value = tf.raw_ops.ReadVariableOp(resource=f.input(whole.handle, tf.resource), dtype=whole.dtype)
+        with tf.control_dependencies([f.after(wait_for(work.editor, node.name))]):
+            value = tf.raw_ops.ReadVariableOp(resource=f.input(fresh, tf.resource), dtype=cut.variable.dtype)
         parts = tf.split(value, list(cut.cut.sizes), cut.cut.axis)
         writes = [
             tf.raw_ops.AssignVariableOp(resource=f.input(shard.handle, tf.resource), value=part)

@@ -55,11 +55,13 @@ def build(uses_loop: bool = False, measures: bool = False) -> None:
 
 @contextmanager
 def built(
-    planned: Callable[[Step], strategy_pb2.Strategy] = sharded, **options: bool
+    planned: Callable[[Step], strategy_pb2.Strategy] = sharded,
+    graph_of: Callable[..., None] = build,
+    **options: bool,
 ) -> Iterator[tuple[Cluster, v1.Session]]:
     """The workers of a graph, and one device that runs the same."""
     with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
-        build(**options)
+        graph_of(**options)
         cluster = Cluster(graph, notes.calls, planned)
         with v1.Session(graph=graph) as alone, cluster.session:
             yield cluster, alone
@@ -112,6 +114,38 @@ def test_a_branch_reads_a_variable_after_the_check_that_it_is_initialized():
 def test_a_graph_trains_what_one_device_does(uses_loop):
     with built(uses_loop=uses_loop) as (cluster, alone):
         assert_trains_alike(cluster, alone)
+
+
+def accumulate() -> None:
+    """Adds gradients up, and applies them every second run, in a branch; only its result is fetched."""
+    x = v1.placeholder(tf.float64, [None, 4], "x")
+    v = v1.get_variable("v", initializer=numbers(0, 4, 3), use_resource=True)
+    (gradient,) = tf.gradients(tf.reduce_mean(tf.square(tf.tanh(x @ v) - 1.0)), [v])
+    total = v1.get_variable("total", initializer=np.zeros((4, 3)), trainable=False, use_resource=True)
+    count = v1.get_variable("count", initializer=0, trainable=False, use_resource=True)
+
+    def apply() -> tf.Tensor:
+        with tf.control_dependencies([v.assign_sub(0.1 * total)]):
+            emptied = total.assign(tf.zeros_like(total))
+        with tf.control_dependencies([emptied]):
+            return tf.constant(1)
+
+    with tf.control_dependencies([total.assign_add(gradient)]):
+        counted = count.assign_add(1)
+    tf.identity(tf.cond(tf.equal(counted % 2, 0), apply, lambda: tf.constant(0)), name="applied")
+    v1.global_variables_initializer()
+
+
+def test_a_branch_reads_what_was_written_before_it_and_its_writes_end_with_its_result():
+    """In a graph of TensorFlow 1, nothing but its data orders a branch, and nothing lists what it writes."""
+    with built(lambda step: sharded_plan(step, {"v": CUTS["v"]}, 2), accumulate) as (cluster, alone):
+        cluster.run(targets=["init"])
+        alone.run("init")
+        for batch in batches(5):
+            del batch["ids"]
+            cluster.run(["applied:0"], **batch)
+            alone.run("applied:0", {f"{name}:0": value for name, value in batch.items()})
+            assert_same_variables(cluster, alone)
 
 
 def test_a_metric_is_updated_in_a_run_of_its_own_from_variables_that_others_hold():
