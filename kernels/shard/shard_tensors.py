@@ -250,6 +250,9 @@ class _Partition:
                 chosen[factor] = ()
                 continue
             variables = [m for m in members if self._is_variable(m.side)]
+            if len({self._axes(m.side)[m.dimension] for m in variables}) > 1:  # an update of one, and of its slots
+                chosen[factor] = ()
+                continue
             wanted = [m for m in members if m.side in rule.results] if factor in results else []
             wanted += sorted(members, key=lambda m: -prod(n or 1 for n in m.side.lengths))
             found = next((a for m in variables or wanted if (a := self._axes(m.side)[m.dimension])), ())
