@@ -43,6 +43,18 @@ def count_values(ctx: OpContext) -> Fact:
     return ctx.unknown("it checks which values occur in the batch, which is neither a sum nor a mean")
 
 
+def histogram(ctx: OpContext) -> Fact:
+    """HistogramFixedWidth (values, range, number of bins): counts over the batch."""
+    values = ctx.form(0)
+    if isinstance(values, UnknownFact):
+        return UnknownFact(values.reason)
+    if any(form_of(fact) != REPLICATED for fact in ctx.facts[1:]):
+        return ctx.unknown("its range or its number of bins may differ between replicas")
+    if values.factors or (values.rows is None and not values.is_replicated):
+        return ctx.unknown("its values do not belong to examples")
+    return values if values.is_replicated else Form(Base.PARTIAL_SUM, mixed_at=values.mixed_at)
+
+
 def _is_bounded(ctx: OpContext, tensor: str) -> bool:
     """Returns True for `minimum(maximum(x, n), n)`, whose value is always n."""
     bounds: dict[str, list[int]] = {"Minimum": [], "Maximum": []}
@@ -61,4 +73,5 @@ def _is_bounded(ctx: OpContext, tensor: str) -> bool:
 RULES: dict[str, Rule] = {
     "MaxPoolWithArgmax": pool_with_positions,
     "DenseBincount": count_values,
+    "HistogramFixedWidth": histogram,
 }

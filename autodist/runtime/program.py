@@ -180,7 +180,9 @@ class Program:
             feeds.append(np.int64(examples))
         if self._counts_all_examples:
             feeds.append(np.int64(all_examples))
-        with nullcontext() if self._even is None else self._explaining_uneven_parts(self._even):
+        is_divided = self._counts_examples or self._counts_all_examples
+        explained = _explaining_parts_of_groups() if is_divided else nullcontext()
+        with explained, nullcontext() if self._even is None else self._explaining_uneven_parts(self._even):
             outputs = self._first_run(run, feeds) if self._frees_memory else run(*feeds)
         if self._returns_examples:
             *outputs, some_examples = outputs
@@ -224,6 +226,27 @@ class Program:
         outputs = run(*feeds)
         trim_heaps()
         return outputs
+
+
+_PART_OF_A_GROUP = "requested shape requires a multiple of"
+"""Part of TensorFlow's message about a reshape with -1 whose other lengths do not fit the number of values."""
+
+
+@contextmanager
+def _explaining_parts_of_groups() -> Iterator[None]:
+    """Context that explains a run that stopped because a reshape joins examples that are on several replicas."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if _PART_OF_A_GROUP in str(error):
+            error.add_note(
+                "Each replica reshapes its part of the batch. If the step joins examples in groups of equal size, as "
+                "tf.reshape(x, [-1, 4, n]) does, each replica needs whole groups: train on batches of a multiple of "
+                "the group's size times the number of replicas, including the last one. Or gather the rows before with "
+                "tf.distribute.get_replica_context().all_gather(rows, axis=0), or pass every replica the whole batch "
+                '(batch_axis={"x": None}), or train with one replica.'
+            )
+        raise
 
 
 def _worker_of(step: Step, fed: str) -> int:

@@ -12,7 +12,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.ops import DIFFERENCE, SUM
+from autodist.graph.ops import SUMS
 from autodist.graph.read_again import writes_read_again
 from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
@@ -20,8 +20,10 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
 from autodist.layout import Mean, Propagation, Replicated, Sum, Unknown
 
-_SUMS = {kind.scatter: kind.assign for kind in (SUM, DIFFERENCE)}
-_UPDATE = "ResourceScatterUpdate"
+_SUMS = {op: kind.assign for kind in SUMS for op in (kind.scatter, kind.scatter_nd)}
+_UPDATES = ("ResourceScatterUpdate", "ResourceScatterNdUpdate")
+_BY_POSITION = (*(kind.scatter_nd for kind in SUMS), "ResourceScatterNdUpdate")
+"""Scatters whose indices are positions along the first axes; those of the others are indices of rows."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class AssignScatteredState(Kernel[CapturedStep, CapturedStep]):
 
         counts.scatter_add(classes, ones)    becomes    counts.assign_add(scatter_nd(classes, ones, shape))
         queue.scatter_update(places, rows)   becomes    queue.assign(tensor_scatter_nd_update(queue, places, rows))
+
+    `scatter_nd_add` and the like become the same, with their positions.
 
     A scatter stays, and is refused later, if the value for the whole batch is not known: examples may update the same
     row. It also stays if the loss reads the new value, which would differ between replicas.
@@ -42,7 +46,7 @@ class AssignScatteredState(Kernel[CapturedStep, CapturedStep]):
     }
 
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
-        scatters = {node.name for op in (*_SUMS, _UPDATE) for node in step.graph_index.of_op(op)}
+        scatters = {node.name for op in (*_SUMS, *_UPDATES) for node in step.graph_index.of_op(op)}
         if context.single_replica or not scatters:
             return step
         stages = find_stages(step)
@@ -62,8 +66,10 @@ def _fits(step: CapturedStep, node: NodeDef) -> bool:
     variable = step.by_handle.get(node.input[0])
     if variable is None or not tf.TensorShape(variable.shape).is_fully_defined():
         return False
-    indices, rows = (step.spec_of(tensor(name)).shape.rank for name in node.input[1:3])
-    return indices is not None and rows == indices + len(variable.shape) - 1
+    indices, rows = (step.spec_of(tensor(name)).shape for name in node.input[1:3])
+    if not indices.rank or node.op not in _BY_POSITION:
+        return indices.rank is not None and rows.rank == indices.rank + len(variable.shape) - 1
+    return indices[-1] is not None and rows.rank == indices.rank - 1 + len(variable.shape) - indices[-1]
 
 
 def _is_known(flows: Propagation, scatter: NodeDef, value: str) -> bool:
@@ -86,8 +92,9 @@ def _assign(editor: StepEditor[CapturedStep], step: CapturedStep, name: str) -> 
     control = [i for i in node.input if is_control(i)]
     variable = step.by_handle[handle]
     with editor.subgraph(f"scattered/{name}") as f:
-        at, new = f.input(indices)[..., tf.newaxis], f.input(rows)
-        if node.op == _UPDATE:
+        at, new = f.input(indices), f.input(rows)
+        at = at if node.op in _BY_POSITION else at[..., tf.newaxis]
+        if node.op in _UPDATES:
             with tf.control_dependencies([f.after(map(node_of, control))]):
                 whole = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
             whole.set_shape(variable.shape)

@@ -208,8 +208,9 @@ def test_linear_functions_keep_sums_and_means(case, feeds):
 
 def test_counts_over_the_batch_are_sums(case, feeds):
     labels = case.graph.get_tensor_by_name("label:0")
-    [kind] = case.assert_joins([tf.math.bincount(labels, minlength=5, maxlength=5)], feeds, SIZES)
-    assert kind == Sum()
+    counts = tf.math.bincount(labels, minlength=5, maxlength=5)
+    histogram = tf.histogram_fixed_width(case.graph.get_tensor_by_name("m:0"), tf.constant([-1.0, 1.0], tf.float64), 4)
+    assert case.assert_joins([counts, histogram], feeds, SIZES) == [Sum(), Sum()]
 
 
 def test_parts_by_class_are_weighed_by_their_rows(case, feeds):

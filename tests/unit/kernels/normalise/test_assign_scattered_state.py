@@ -99,6 +99,23 @@ def rows_added_on_a_condition():
     return step
 
 
+def rows_by_position():
+    """Counts of pairs of classes, sums by class, and a ring of losses, by `scatter_nd_add` and the like."""
+    weight, pairs_of, mass, ring = of_weight(), state(CLASSES, 2), state(CLASSES, 3), state(3)
+    place = tf.Variable(0, trainable=False, name="place")
+
+    def step(x):
+        classes, signs = classes_of(x), tf.cast(x[:, 1] > 0, tf.int32)
+        pairs_of.scatter_nd_add(tf.stack([classes, signs], 1), tf.ones_like(x[:, 0]))
+        mass.scatter_nd_sub(classes[:, None], x)
+        loss = trained(weight, lambda: tf.reduce_mean((x @ weight) ** 2))
+        ring.scatter_nd_update(place[None, None], loss[None])
+        place.assign((place + 1) % 3)
+        return loss
+
+    return step
+
+
 LAYOUTS = {
     "2 replicas": lambda step: plan(step, 1, 2),
     "2 workers, server": lambda step: plan(step, 2, 1, {g.variable: 1 for g in step.gradients}),
@@ -109,6 +126,7 @@ STEPS = [
     a_queue_of_gathered_rows,
     centres_of_gathered_rows,
     rows_added_on_a_condition,
+    rows_by_position,
 ]
 BATCHES = [(np.random.default_rng(n).normal(size=(n, 3)),) for n in (6, 5, 2, 7)]
 
