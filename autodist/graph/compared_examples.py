@@ -16,7 +16,7 @@ from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, 
 from autodist.graph.branch_effects import nodes_in_branches
 from autodist.graph.editor import NodeDef
 from autodist.graph.functions import functions_by_name
-from autodist.graph.names import node_of
+from autodist.graph.names import node_of, tensor
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.seeds import reduced_calls
@@ -95,13 +95,22 @@ class _Part:
         """Returns True if all replicas can compute the same value of a node."""
         op = self._step.graph_index.nodes[node].op
         is_known = is_stateless(op) or op in _EFFECTS or self._is_assertion(self._step.graph_index.nodes[node])
-        if self._is_left(node) or draws_numbers(op) or not is_known:
+        if self._is_left(node) or draws_numbers(op) or not is_known or tensor(node) in self._step.inputs:
             return False
         return not any(self._is_of_layer(name) for name in inputs_of(self._step, node))
 
     def neighbours(self, node: str) -> Sequence[str]:
-        """Returns the nodes that belong to a part because `node` does."""
-        before = [node_of(name) for name in inputs_of(self._step, node) if self._outside(name) is None]
+        """Returns the nodes that belong to a part because `node` does.
+
+        The gradient of a `tf.custom_gradient` reads its arguments themselves, and returns gradients for them. The nodes
+        that compute these arguments therefore belong to the part too, so that the arguments have the rows of all.
+        """
+        is_cut = self._is_custom_gradient(node)
+        before = [
+            node_of(name)
+            for name in inputs_of(self._step, node)
+            if (kind := self._outside(name)) is None or (is_cut and not isinstance(kind, Replicated))
+        ]
         return [*before, *(reader for reader in self._step.graph_index.readers(node) if reader in self._forward)]
 
     @property
@@ -126,6 +135,10 @@ class _Part:
             case Sum(mixed_at=None) | Mean(mixed_at=None) if can_be_whole(self._step, name, kind):
                 return kind
         return None
+
+    def _is_custom_gradient(self, node: str) -> bool:
+        """Returns True for the node in which a `tf.custom_gradient` bundles its results and arguments."""
+        return "_gradient_op_type" in self._step.graph_index.nodes[node].attr
 
     def _is_assertion(self, node: NodeDef) -> bool:
         """Returns True for a conditional that only prints something or stops the step, as `tf.debugging` makes them."""

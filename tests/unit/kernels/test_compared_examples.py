@@ -129,7 +129,25 @@ def asserted(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(tf.debugging.check_numerics(losses, "loss") * weights)
 
 
+@tf.custom_gradient
+def closeness(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Kernels of all pairs; the gradient reads the argument, and is one for it."""
+    apart = rows[:, None] - rows[None]
+    kernels = tf.exp(-tf.reduce_sum(tf.square(apart), 2))
+
+    def backward(upstream: tf.Tensor) -> tf.Tensor:
+        both = (upstream + tf.transpose(upstream)) * kernels
+        return 2.0 * (both @ rows - tf.reduce_sum(both, 1, keepdims=True) * rows)
+
+    return kernels, backward
+
+
+def by_a_custom_gradient(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(closeness(tf.sin(made)) * tf.abs(x[:, :1]))
+
+
 LOSSES = [
+    by_a_custom_gradient,
     smooth_maximum,
     supervised_contrastive,
     two_views,
@@ -168,10 +186,19 @@ def with_draws(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(logits + tf.random.normal(tf.shape(logits), dtype=logits.dtype))
 
 
+def with_a_custom_gradient_of_a_layer(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """The argument is the result of a layer, which each replica would compute for all examples."""
+    return tf.reduce_mean(closeness(made))
+
+
 WEIGHTS = tf.Variable([0.3, -0.2], dtype=tf.float64, name="weights")
 
 
-@pytest.mark.parametrize("loss, others", [(with_a_layer, [WEIGHTS]), (with_draws, [])], ids=["layer", "draws"])
+@pytest.mark.parametrize(
+    "loss, others",
+    [(with_a_layer, [WEIGHTS]), (with_draws, []), (with_a_custom_gradient_of_a_layer, [])],
+    ids=["layer", "draws", "custom gradient"],
+)
 def test_parts_that_not_all_replicas_can_compute_stay_as_they_are(loss: Loss, others: list[tf.Variable]) -> None:
     step = stepping(loss, *others)
     assert not capture(step, np.ones((4, 3)), is_split=True).step.in_step_all_reduces
