@@ -212,6 +212,9 @@ def broadcast_shapes(ctx: OpContext) -> Fact:
     for axis, (form, value) in enumerate(zip(shorter.forms, shorter.values, strict=True), skipped):
         if (forms[axis], values[axis]) == (REPLICATED, 1):
             forms[axis], values[axis] = form, value
+        elif form == forms[axis] == REPLICATED and None in (value, values[axis]):
+            # A length that is unknown at tracing is 1 or the other one.
+            values[axis] = next((v for v in (value, values[axis]) if v not in (None, 1)), None)
         elif (form, value) != (REPLICATED, 1) and (form, value) != (forms[axis], values[axis]):
             return ctx.unknown("it broadcasts shapes that are not known to be compatible")
     return Dims(tuple(forms), tuple(values))

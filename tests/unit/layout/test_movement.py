@@ -173,10 +173,13 @@ def test_losses_of_one_op(case, feeds):
 def test_shapes_that_hold_the_batch_make_rows(case, feeds):
     x = tensor(case, "x")
     n = tf.shape(x)[0]
+    open_shape = tf.reshape(x, tf.pad(tf.shape(x), [[0, 0]]))  # as tensorflow-probability pads shapes
     check(
         case,
         feeds,
         [
+            (tf.broadcast_to(x, tf.broadcast_dynamic_shape(tf.shape(open_shape), [1, x.shape[-1]])), PerExample(0)),
+            (tf.broadcast_to(open_shape, tf.broadcast_dynamic_shape([1, 1], tf.shape(open_shape))), PerExample(0)),
             (tf.zeros([n, 2]), PerExample(0)),
             (tf.zeros(tf.concat([tf.expand_dims(n, 0), [2]], 0)), PerExample(0)),
             (tf.fill([tf.squeeze(tf.shape(x)[:1], 0), 2], 1.0), PerExample(0)),
