@@ -212,7 +212,8 @@ def uneven(even: EvenSharesRequired, fault: str, among: int) -> UnevenBatchError
         f"multiple of {among} examples, including the last one (another batch_size, fewer examples, or "
         "drop_remainder=True in the data set), with equally many for each replica on every worker. Or write the loss "
         "as arithmetic on means and sums over the batch. Or, if it compares examples, gather those of all replicas "
-        "with tf.distribute.get_replica_context().all_gather(rows, axis=0). Or train with one replica."
+        "with tf.distribute.get_replica_context().all_gather(rows, axis=0). Or, if an input has no row for each "
+        "example, set its batch_axis to None. Or train with one replica."
     )
 
 

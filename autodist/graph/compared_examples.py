@@ -76,6 +76,8 @@ def rows_behind(
 
 _PRINTS = having(Trait.PRINTS | Trait.CHECKS)
 
+_LENGTHS = having(Trait.LENGTHS)
+
 _EFFECTS = having(Trait.ASSIGNMENT) | _PRINTS
 """Stateful ops that a part may have. They apply to the whole batch on each replica, as on one device."""
 
@@ -168,5 +170,7 @@ class _Part:
 
     @cached_property
     def _of_variables(self) -> set[str]:
+        """The nodes whose values, and not only their lengths, are computed from trained variables."""
+        index = self._step.graph_index
         handles = [self._step.by_name[gradient.variable].handle for gradient in self._step.gradients]
-        return reach(handles, self._step.graph_index.readers)
+        return reach(handles, lambda name: [r for r in index.readers(name) if index.nodes[r].op not in _LENGTHS])

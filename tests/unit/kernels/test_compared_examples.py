@@ -129,6 +129,17 @@ def asserted(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(tf.debugging.check_numerics(losses, "loss") * weights)
 
 
+def hard_negatives(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """As SSD: all positives, and three times as many negatives of the largest losses (arXiv 1512.02325)."""
+    losses, positive = tf.reduce_sum(made**2, 1), tf.cast(x[:, 0] > 4.0, made.dtype)
+    most = tf.cast(3 * tf.reduce_sum(positive), tf.int32)
+    negatives = losses * (1 - positive)
+    sorted_negatives, _ = tf.math.top_k(negatives, tf.shape(negatives)[0])
+    kept = tf.cast(tf.range(tf.shape(negatives)[0]) < most, made.dtype)
+    total = tf.reduce_sum(losses * positive) + tf.reduce_sum(sorted_negatives * kept)
+    return total / tf.maximum(tf.reduce_sum(positive), 1)
+
+
 @tf.custom_gradient
 def closeness(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Kernels of all pairs; the gradient reads the argument, and is one for it."""
@@ -148,6 +159,7 @@ def by_a_custom_gradient(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 LOSSES = [
     by_a_custom_gradient,
+    hard_negatives,
     smooth_maximum,
     supervised_contrastive,
     two_views,
