@@ -112,8 +112,7 @@ class Coordination:
         first = json.loads(self.broadcast(mismatch))
         if first is not None:
             worker, (call, chief_call) = first
-            calls = f"{_worker_name(worker)} has reached {call or 'a step'}, and the chief {chief_call or 'a step'}"
-            raise _mismatch_error(calls, RESTORE if RESTORE in (call, chief_call) else FIT)
+            raise _different_calls(worker, call, chief_call)
 
     def close(self) -> None:
         """Announces that this worker's script makes no more calls, and stops reading the mailbox."""
@@ -240,12 +239,12 @@ class Coordination:
 
         Args:
             text: the chief's text.
-            name: name of the call that the script makes.
+            name: name of the call that the script makes, or of its part: all workers have to make the same.
             is_certain: True if all workers are known to make the call. Before they have joined, a worker that does not
                 make it is detected when it joins.
 
         Raises:
-            CheckpointError, ClusterError: some workers do not make the call; raised on all workers if it is detected as
+            CheckpointError, ClusterError: some workers make another call; raised on all workers if it is detected as
                 they join.
         """
         if self.messages is None:
@@ -263,7 +262,10 @@ class Coordination:
                 if not self._are_made_together(self._calls, Call(name, is_required=True), True):
                     raise _mismatch_error(f"{_worker_name(self._index)} calls {name}, and others do not", name)
             self.reach_collective()
-            return self.broadcast(text.encode()).decode()
+            chief_name, chiefs_text = json.loads(self.broadcast(json.dumps([name, text]).encode()))
+            if chief_name != name:
+                raise _different_calls(self._index, name, chief_name)
+            return str(chiefs_text)
 
     def is_made_by_all(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
         """Returns True if all workers make a call that each can also make alone; the first may wait until they join.
@@ -359,9 +361,17 @@ def _worker_name(worker: int) -> str:
     return f"worker {worker}" if worker > 0 else "the chief"
 
 
+def _different_calls(worker: int, call: str, chief_call: str) -> CheckpointError | ClusterError:
+    calls = f"{_worker_name(worker)} has reached {call or 'a step'}, and the chief {chief_call or 'a step'}"
+    return _mismatch_error(calls, RESTORE if RESTORE in (call, chief_call) else FIT)
+
+
 def _mismatch_error(fault: str, name: str) -> CheckpointError | ClusterError:
     """Returns the error for workers that make different calls."""
     fix = f"Call {name} on every worker at the same place, and not under `if ad.is_chief:`."
     if name == RESTORE:
         return CheckpointError(f"{fault}. All workers restore the checkpoint that the chief finds, or none does. {fix}")
-    return ClusterError(f"{fault}. {fix}")
+    return ClusterError(
+        f"{fault}. {fix} If a script catches an error of {name} that only some workers raise, as of a callback that "
+        "the chief alone calls, it has to end with that error."
+    )

@@ -40,8 +40,8 @@ log = logging.getLogger("autodist")
 SHOW_PROGRESS = ("fit", "evaluate", "predict")
 """Methods of a model that show a progress bar and take callbacks."""
 
-Share = Callable[[str], str]
-"""Returns the chief's text on every worker; a collective call."""
+Share = Callable[[str, str], str]
+"""Returns the chief's text on every worker; a collective call, whose name is the second argument."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class Fits:
         """
         own = comparable_arguments(arguments_of(bound), self._is_global)
         first = argument(bound, "initial_epoch")
-        chiefs, first = json.loads(self._share(json.dumps([own, None if first is None else int(first)])))
+        chiefs, first = json.loads(self._share(json.dumps([own, None if first is None else int(first)]), "fit"))
         require_same_arguments(chiefs, own)
         if first is not None or argument(bound, "initial_epoch") is not None:
             set_argument(bound, "initial_epoch", first or 0)
@@ -196,7 +196,8 @@ class _Logs:
         self._on_reset(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        chiefs_text = self._share(json.dumps({name: _plain(value) for name, value in (logs or {}).items()}))
+        own = json.dumps({name: _plain(value) for name, value in (logs or {}).items()})
+        chiefs_text = self._share(own, "the end of an epoch")
         if not self._is_chief and logs is not None:
             logs.update(
                 {name: _as_logged(value) for name, value in json.loads(chiefs_text).items() if value is not None}
@@ -217,7 +218,8 @@ class _Decisions:
 
     def _begin(self, initial_epoch: Any, is_restored: bool) -> Any:
         """Returns the chief's start of the training; values that the chief has restored go to all workers."""
-        start = json.loads(self._share(json.dumps({"initial_epoch": initial_epoch, "is_restored": is_restored})))
+        own = json.dumps({"initial_epoch": initial_epoch, "is_restored": is_restored})
+        start = json.loads(self._share(own, "the start of the training in fit"))
         if start["is_restored"]:  # by the chief alone: an assignment on every worker sends its values to the others
             optimizer = getattr(self.model.optimizer, "variables", ())
             for variable in (*self.model.variables, *(optimizer() if callable(optimizer) else optimizer)):
@@ -225,10 +227,11 @@ class _Decisions:
         return start["initial_epoch"]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model.stop_training = json.loads(self._share(json.dumps(bool(self.model.stop_training))))
+        own = json.dumps(bool(self.model.stop_training))
+        self.model.stop_training = json.loads(self._share(own, "the decision to stop after an epoch"))
 
     def on_train_end(self, logs: Any = None) -> None:
-        chiefs_text = self._share(numbers_of(self._given))
+        chiefs_text = self._share(numbers_of(self._given), "the end of fit")
         if not self._is_chief:
             set_numbers(self._given, chiefs_text)
 

@@ -85,6 +85,17 @@ def test_workers_that_have_come_to_different_calls_are_told_so_as_they_join(what
         coordination.decide_by_chief("", "".join)
 
 
+def test_a_worker_in_another_part_of_fit_than_the_chief_is_told_so() -> None:
+    """It took the chief's next fit for logs of its epoch if the script had caught the error of a callback."""
+    chiefs = iter([b"null", json.dumps(["fit", "[1]"]).encode()])
+    coordination = Coordination(1, 2, Peers(), FailedStepGuard(lambda: True), lambda: None, lambda: None)  # type: ignore[arg-type]
+    transport = SimpleNamespace(broadcast=lambda said: next(chiefs), gather=lambda said: [])
+    coordination.begin(transport, Mailbox())  # type: ignore[arg-type]
+    told = "worker 1 has reached the end of an epoch, and the chief fit. Call fit .*callback that the chief alone calls"
+    with pytest.raises(ClusterError, match=told):
+        coordination.share_text("{}", "the end of an epoch")
+
+
 def test_all_that_is_said_waits_under_guard() -> None:
     """So that the error names the worker that has gone away."""
     peers = Peers()

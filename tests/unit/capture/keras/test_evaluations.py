@@ -327,7 +327,7 @@ def test_evaluations_with_the_same_first_batch_are_the_same_if_as_much_follows(l
 
     kind, of = (Evaluations, KerasModels) if library is keras else (LegacyEvaluations, LegacyModels)
     evaluations = kind(lambda own, *_: Step(own), together, lambda array: str(np.sum(array)))
-    with of(lambda own, *_: Step(own), Fits(True, lambda said: said, lambda: None), evaluations).adopting():
+    with of(lambda own, *_: Step(own), Fits(True, lambda said, call: said, lambda: None), evaluations).adopting():
         model = library.Sequential([library.layers.InputLayer((5,)), library.layers.Dense(2)])
         model.compile("sgd", "mse")
 
@@ -383,7 +383,7 @@ def test_a_worker_that_leaves_an_evaluation_of_all_is_noted(name, is_together):
     evaluations = Evaluations(
         lambda own, *_: Step(own), lambda describe, is_certain: is_together, str, noting_interrupts=noting,
     )  # type: ignore[arg-type]  # fmt: skip
-    fits = Fits(True, lambda said: said, lambda: None)
+    fits = Fits(True, lambda said, call: said, lambda: None)
     with KerasModels(lambda own, *_: Step(own), fits, evaluations).adopting():  # type: ignore[arg-type]
         model = one_layer()
     for leaves in (Leaves(), LeavesAtOnce()):

@@ -35,12 +35,12 @@ class Chief:
         self._changes = changes or {}
         self.count = -2
 
-    def __call__(self, said: str) -> str:
+    def __call__(self, said: str, call: str) -> str:
         self.count += 1
         return json.dumps(self._changes[self.count]) if self.count in self._changes else said
 
 
-def models(is_chief: bool, share: Callable[[str], str] = lambda said: said) -> KerasModels:
+def models(is_chief: bool, share: Callable[[str, str], str] = lambda said, call: said) -> KerasModels:
     return KerasModels(as_ever, Fits(is_chief, share, lambda: None))
 
 
@@ -238,7 +238,7 @@ def test_one_list_of_callbacks_serves_two_fits() -> None:
 
 def test_a_fit_that_is_called_otherwise_than_on_the_chief_is_refused_before_it_reads_anything() -> None:
     said = []
-    adopted(models(True, lambda word: said.append(word) or word)).fit(X, Y, epochs=2, batch_size=4, verbose=0)
+    adopted(models(True, lambda word, call: said.append(word) or word)).fit(X, Y, epochs=2, batch_size=4, verbose=0)
     net = adopted(models(False, lambda word: said[0]))
     with pytest.raises(ClusterError, match=r"another value of batch_size here.*\n    chief:  4\n    here:   2"):
         net.fit(X, Y, epochs=2, batch_size=2)

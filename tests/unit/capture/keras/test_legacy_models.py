@@ -33,7 +33,7 @@ def two_replicas() -> AutoDist:
     return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
 
 
-def adopted(is_chief: bool, share: Callable[[str], str] = lambda said: said) -> Any:
+def adopted(is_chief: bool, share: Callable[[str, str], str] = lambda said, call: said) -> Any:
     model = build()
     LegacyModels(as_ever, Fits(is_chief, share, lambda: None)).adopt(model)
     model.compile("sgd", "mse", run_eagerly=True)  # else tf.function would trace it with one iterator several times
@@ -73,7 +73,7 @@ def test_the_chief_writes_what_callbacks_write(tmp_path: Path) -> None:
 def test_another_worker_begins_and_ends_with_the_chief() -> None:
     said: list[str] = []
 
-    def share(word: str) -> str:
+    def share(word: str, call: str) -> str:
         said.append(word)
         epochs = '"initial_epoch"' in word
         return (
