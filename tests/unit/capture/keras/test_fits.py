@@ -239,7 +239,7 @@ def test_one_list_of_callbacks_serves_two_fits() -> None:
 def test_a_fit_that_is_called_otherwise_than_on_the_chief_is_refused_before_it_reads_anything() -> None:
     said = []
     adopted(models(True, lambda word, call: said.append(word) or word)).fit(X, Y, epochs=2, batch_size=4, verbose=0)
-    net = adopted(models(False, lambda word: said[0]))
+    net = adopted(models(False, lambda word, call: said[0]))
     with pytest.raises(ClusterError, match=r"another value of batch_size here.*\n    chief:  4\n    here:   2"):
         net.fit(X, Y, epochs=2, batch_size=2)
 
