@@ -28,7 +28,7 @@ _HEARTBEATS = 2.0
 
 SAME_STEPS = (
     "Every worker has to run the same steps: check that each has the same number of batches and the same callbacks "
-    "that may end the training, and that no step, pull or reduce is in code that only some workers run."
+    "that may end the training, and that no step, reduce or other call of all workers is in code that only some run."
 )
 
 
