@@ -50,12 +50,13 @@ LISTED = 10
 BUILDERS: Mapping[str, BuildsStrategy] = {
     "AllReduce": AllReduce(),
     "ShardedAllReduce": ShardedAllReduce(),
+    "PS": PS(),
     "PSLoadBalancing": PSLoadBalancing(),
     "PartitionedPS": PartitionedPS(),
 }
 """The builders for dense variables."""
 
-OF_TABLES = ("AllReduce", "PSLoadBalancing", "PartitionedPS")
+OF_TABLES = ("AllReduce", "PS", "PSLoadBalancing", "PartitionedPS")
 """Those for sparse variables."""
 
 Nodes = Mapping[str, strategy_pb2.VariableNode]
@@ -172,7 +173,8 @@ class _Search:
         """Yields the plans that are compared as wholes."""
         dense = [variable.name for variable in self._variables if not variable.is_sparse]
         tables = [variable.name for variable in self._variables if variable.is_sparse]
-        for name, builder in self._builders().items():
+        builders = self._builders()
+        for name, builder in builders.items():
             own = self._plan(name, self._built(builder, dense, self._spec) if dense else {})
             if not tables:
                 yield own
@@ -180,7 +182,7 @@ class _Search:
             rest = self._spec.with_owned_bytes(self._owned(own.nodes))
             for of_tables in OF_TABLES:
                 if dense or name == of_tables:
-                    yield own.with_tables(self._plan(of_tables, self._built(BUILDERS[of_tables], tables, rest)))
+                    yield own.with_tables(self._plan(of_tables, self._built(builders[of_tables], tables, rest)))
         if "local_steps" in self._allow:  # of all variables: one update may need the gradients of several
             yield self._plan("DiLoCo", self._built(DiLoCo(), self._by_name, self._spec))
         for name in self._more:

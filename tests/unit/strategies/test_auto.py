@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -273,3 +273,17 @@ def test_the_choice_is_never_slower_than_a_whole_plan(step, cluster, shapes, spa
     strategy = Auto().build(planned, machines)
     check_strategy(strategy, planned, machines)
     assert strategy.choice.alternatives[0].seconds == min(one.seconds for one in strategy.choice.alternatives)
+
+
+def test_workers_that_share_few_cores_leave_a_table_to_one_of_them(cluster, step):
+    planned = step({"table": (200_000, 64), "kernel": (64, 1)}, sparse=["table"])
+    machines = type(cluster()).from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 4}]})
+    found = measured(seconds=1e-3, rows={"table": 1280})
+    chosen = {
+        cores: Auto().build(planned, machines.with_measurements(replace(found, cores=(cores,) * 4)))
+        for cores in (0.5, 4.0)
+    }
+    owners = {cores: {one.owner for n in s.nodes for one in synchronizers_of(n)} for cores, s in chosen.items()}
+    assert owners[0.5] == {0}  # fewer messages in all, though one worker updates alone
+    assert owners[4.0] != {0}
+    assert "shared cores" in {term.name for term in chosen[0.5].choice.terms}
