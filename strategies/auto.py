@@ -28,8 +28,8 @@ class Auto(StrategyBuilder):
 
     First, whole plans are compared: each builder for dense variables with each for sparse ones, and FSDP. Then the
     largest variables are changed one at a time as long as the predicted time falls (`auto_search`). If no plan fits
-    into the memory, activations may be computed again, as with `recompute: true`. Pipelines and meshes are not among
-    the plans, since their processes must know them when they start.
+    into the memory of a worker, activations may be computed again, as with `recompute: true`. Pipelines and meshes are
+    not among the plans, since their processes must know them when they start. One worker always gets AllReduce.
 
     Cost: that of the chosen plan. The choice takes seconds for 10 000 variables on 64 workers.
 

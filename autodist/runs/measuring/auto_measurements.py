@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -84,8 +86,6 @@ class AutoMeasurements:
         coordination = self._run.coordination
         own = self._of_step(step, names, batch, shapes, compilation)
         cores = cores_of(self._run.spec.workers, self._run.index)
-        if own.step is not None and not own.why_not:  # all workers have run it at the same time
-            own = replace(own, step=own.step.with_own_cores(cores))
         seconds = 0.0 if own.step is None or own.why_not else own.step.seconds
         memory = available_memory(self._run.spec.workers, self._run.index)
         coordination.reach_collective()  # workers that refuse the step are at the call before
@@ -94,7 +94,11 @@ class AutoMeasurements:
             return own
         self._network = self._network or self._measured_network()
         of_all, memories, all_cores = zip(*parts, strict=True)
-        return replace(own, network=self._network, slowness=self._slowness(of_all), memory=memories, cores=all_cores)
+        shares = cores_while_measured(self._run.spec, of_all, all_cores)
+        if own.step is not None and of_all[0]:
+            own = replace(own, step=own.step.with_own_cores(shares[0]))
+        slowness = self._slowness([one * min(share, 1.0) for one, share in zip(of_all, shares, strict=True)])
+        return replace(own, network=self._network, slowness=slowness, memory=memories, cores=all_cores)
 
     def _slowness(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Returns the seconds of each worker as a multiple of the chief's; () if one could not measure.
@@ -130,6 +134,24 @@ class AutoMeasurements:
             measured = run.guard(measure_network, run.target, machines, run.spec.start_timeout, names)
         MeasurementFile.beside(run.spec.file).write(ClusterIdentity.of(run.spec), measured)
         return measured
+
+
+def cores_while_measured(spec: ResourceSpec, seconds: Sequence[float], cores: Sequence[float]) -> tuple[float, ...]:
+    """Returns the cores that each worker had while the workers of its machine measured the step at the same time.
+
+    Args:
+        spec: the machines.
+        seconds: the measured seconds of each worker; 0: it did not measure.
+        cores: the number of cores of each worker; below 1 if its machine has more workers than cores.
+    """
+    machines, all_cores, measuring = machines_of(spec), defaultdict[int, float](float), Counter[int]()
+    for machine, worker, took, own in zip(machines, spec.workers, seconds, cores, strict=True):
+        all_cores[machine] += own
+        measuring[machine] += bool(took) and not has_gpus(worker)
+    return tuple(
+        inf if has_gpus(worker) else all_cores[machine] / max(measuring[machine], 1)
+        for machine, worker in zip(machines, spec.workers, strict=True)
+    )
 
 
 def needs_of(
