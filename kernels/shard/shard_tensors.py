@@ -69,7 +69,7 @@ class ShardTensors(Kernel[PlacedStep, PlacedStep]):
         if arithmetic is not step:
             step, rules = arithmetic, Rules(arithmetic)
             shardings = _propagated(step, mesh, rules)
-        return _Partition(step, mesh, rules, shardings).run()
+        return _ShardingTensors(step, mesh, rules, shardings).run()
 
 
 def _propagated(step: PlacedStep, mesh: Mesh, rules: Rules) -> Shardings:
@@ -78,7 +78,7 @@ def _propagated(step: PlacedStep, mesh: Mesh, rules: Rules) -> Shardings:
     return shardings
 
 
-class _Partition:
+class _ShardingTensors:
     """The work of one `ShardTensors.apply`."""
 
     def __init__(self, step: PlacedStep, mesh: Mesh, rules: Rules, shardings: Shardings) -> None:
