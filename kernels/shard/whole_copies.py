@@ -48,6 +48,7 @@ class WholeCopies:
     variables: list[Variable] = field(default_factory=list)
     _written: dict[str, list[str]] = field(default_factory=dict)
     _fresh: dict[tuple[str, frozenset[str]], str] = field(default_factory=dict)
+    _reads: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._effects = Effects(self.step.graph_def, self.step.graph_index.nodes)
@@ -83,10 +84,10 @@ class WholeCopies:
             self._written.setdefault(name, []).append(self._write_back(name, variable, copy, self._fresh[version]))
 
     def order(self) -> None:
-        """Orders successors of nodes that write copies after the writes of the variables."""
+        """Orders successors of nodes that write copies, and reads for later copies, after the writes of variables."""
         following = {name: (name, *writes) for name, writes in self._written.items()}
         for name, nodes in following.items():
-            self.editor.replace_control(name, nodes, self.step.graph_index.consumers[name])
+            self.editor.replace_control(name, nodes, [*self.step.graph_index.consumers[name], *self._reads])
             self.editor.write_before_reads(name, self._written[name], self.step.graph_index.readers(name))
         self.editor.replace_targets(following)
 
@@ -94,7 +95,8 @@ class WholeCopies:
         """Returns the whole value that a variable has when a node runs."""
         label = f"{variable.handle}{_SUFFIX}/for/{name}"
         writes = sorted(self._writes_before(name, variable))
-        return self.gather(tensor(read_before(self.editor, name, variable, label, writes=writes)), variable)
+        self._reads.append(read_before(self.editor, name, variable, label, writes=writes))
+        return self.gather(tensor(self._reads[-1]), variable)
 
     def _make_constant(self, name: str, variable: Variable) -> None:
         """Replaces the query of a variable's shape by the whole shape."""

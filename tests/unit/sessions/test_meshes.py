@@ -43,6 +43,25 @@ def accumulated() -> tf.Tensor:
     return tf.cond(tf.equal(counted % 2, 0), apply, lambda: tf.constant(0))
 
 
+def written_twice() -> tf.Tensor:
+    """A branch, and a loop after it, both write the divided variables."""
+    loss, *variables = hidden_loss()
+    gradients = tf.gradients(loss, variables)
+
+    def apply() -> tf.Tensor:
+        with tf.control_dependencies([v.assign(0.9 * v - of) for v, of in zip(variables, gradients, strict=True)]):
+            return tf.constant(1)
+
+    def shrink(turn: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([v.assign(tf.sin(v)) for v in variables]):
+            return turn + 1
+
+    with tf.control_dependencies([loss]):
+        applied = tf.cond(loss > -1.0, apply, lambda: tf.constant(0))
+    with tf.control_dependencies([applied]):
+        return tf.while_loop(lambda turn: turn < 3, shrink, (tf.identity(applied),))
+
+
 def by(optimizer: Callable[[], v1.train.Optimizer]) -> Callable[[], tf.Operation]:
     return lambda: optimizer().minimize(hidden_loss()[0])
 
@@ -61,10 +80,11 @@ def trained(build: Callable[[], tf.Tensor], session_of: Callable[[], v1.Session]
     ("build", "options"),
     [
         (accumulated, {"layouts": {"up": (None, "model"), **DOWN}}),
+        (written_twice, {"layouts": {"up": (None, "model"), **DOWN}}),
         (by(lambda: v1.train.AdamOptimizer(0.01)), {"layouts": DOWN, "slots": {"up": "data"}}),
         (by(lambda: v1.train.MomentumOptimizer(0.1, 0.9)), {"layouts": {"up": (None, None), **DOWN}}),
     ],
-    ids=["in a branch", "slots", "whole"],
+    ids=["in a branch", "in a branch and a loop", "slots", "whole"],
 )
 def test_a_graph_trains_as_on_one_device(build: Callable[[], tf.Tensor], options: dict) -> None:
     with tf.Graph().as_default():
