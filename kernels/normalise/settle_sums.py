@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.errors import RewriteError
+from autodist.errors import RewriteError, StrategyError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
@@ -35,11 +35,7 @@ class SettleSums(Kernel[CapturedStep, CapturedStep]):
             _require_top_level(step)
         if not step.in_step_all_reduces:
             return step
-        kept = (
-            ()
-            if context.single_replica
-            else tuple(s for s in _differing(step) if s.is_asked or not _runs_ahead(step, context))
-        )
+        kept = () if context.single_replica else _differing(step, _runs_ahead(step, context))
         editor = StepEditor(step)
         out = [s.node for s in step.in_step_all_reduces if s not in kept]
         for node in out:
@@ -49,12 +45,16 @@ class SettleSums(Kernel[CapturedStep, CapturedStep]):
         return editor.to_step(in_step_all_reduces=kept)
 
 
-def _differing(step: CapturedStep) -> tuple[InStepAllReduce, ...]:
+def _differing(step: CapturedStep, runs_ahead: bool) -> tuple[InStepAllReduce, ...]:
+    """Returns the reductions of values that differ between replicas; if steps run ahead, those that the script asks."""
     flows, once = flows_of(step), find_stages(step).once
     kept = {
-        s.node for s in step.in_step_all_reduces if s.of is None and s.node not in once and _differs(step, flows, s)
+        s.node
+        for s in step.in_step_all_reduces
+        if s.of is None and s.node not in once and _differs(step, flows, s, runs_ahead)
     }
-    return tuple(s for s in step.in_step_all_reduces if (s.of or s.node) in kept and s.node not in once)
+    found = (s for s in step.in_step_all_reduces if (s.of or s.node) in kept and s.node not in once)
+    return tuple(s for s in found if s.is_asked or not runs_ahead)
 
 
 def _runs_ahead(step: CapturedStep, context: Context) -> bool:
@@ -63,17 +63,26 @@ def _runs_ahead(step: CapturedStep, context: Context) -> bool:
     return context.workers > 1 and bool(synchronies) and all(k is not None and k.runs_ahead for k in synchronies)
 
 
-def _differs(step: CapturedStep, flows: Propagation, reduction: InStepAllReduce) -> bool:
+def _differs(step: CapturedStep, flows: Propagation, reduction: InStepAllReduce, runs_ahead: bool) -> bool:
     """Returns True if the values of the replicas differ, and add up to the value on one device.
 
     A mean over the replicas of a mean over their examples needs no sum of its own: it stays the mean that it is.
 
     Raises:
         RewriteError: the replicas' values do not add up to the value on one device.
+        StrategyError: the script asks for a mean over replicas whose steps do not wait for each other.
     """
     name = tensor(step.graph_index.nodes[reduction.node].input[0])
     kind = flows.kind(name)
-    if isinstance(kind, Replicated) or (reduction.is_mean and isinstance(kind, Mean)):
+    if isinstance(kind, Replicated):
+        return False
+    if reduction.is_mean and isinstance(kind, Mean):
+        if reduction.is_asked and runs_ahead:
+            raise StrategyError(
+                f"the step asks for the mean over all replicas of {name} (tf.distribute's all_reduce), and all "
+                "variables have sync: false, staleness or local steps: no step waits for another worker. Leave "
+                "all_reduce out, so that each worker has the mean of its own examples, or set sync: true."
+            )
         return False
     if reduction.how is InStepAllReduceKind.ROWS:
         _require_rows(flows, name, reduction.axis)

@@ -18,6 +18,7 @@ from autodist.kernels import Context, rewrite
 from autodist.kernels.communicate.buckets import make_buckets
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
 from autodist.kernels.pipeline import KERNELS
+from autodist.synchronizers import LocalSteps
 from tests.unit.kernels import whole_sum_steps as steps
 from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, train
 
@@ -194,3 +195,18 @@ def test_steps_that_wait_for_nobody_are_refused(make: Callable[[], steps.Step]) 
     owners = {g.variable: 0 for g in captured.step.gradients}
     with pytest.raises(StrategyError, match="synchronized=False.*sync: true"):
         rewrite(captured.step, Context(plan(captured.step, 2, owners=owners, asynchronous=True), 0))
+
+
+@pytest.mark.parametrize(
+    "pace",
+    [
+        {"owners": {"w": 0}, "asynchronous": True},
+        {"owners": {"w": 0}, "staleness": 1},
+        {"local": {"w": LocalSteps(2)}},
+    ],
+    ids=["asynchronous", "stale", "local steps"],
+)
+def test_a_mean_over_replicas_that_wait_for_nobody_is_refused_as_a_sum_is(pace: dict[str, object]) -> None:
+    captured = capture(steps.averaged_by_distribute(), *batches(4)[0])
+    with pytest.raises(StrategyError, match="asks for the mean over all replicas.*Leave all_reduce out.*sync: true"):
+        rewrite(captured.step, Context(plan(captured.step, 2, **pace), 0))
