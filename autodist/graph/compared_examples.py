@@ -53,7 +53,9 @@ def find_compared(
         For each input of a node of a part that comes from outside, the rows to gather, or the sum or mean to reduce.
         Empty if there is no such part, or if it cannot be computed on the whole batch: it draws random numbers, has
         effects other than writes of variables, assertions and prints, has nodes that are left, or uses trained
-        variables other than scalars (a layer, which all replicas would compute for all examples).
+        variables other than scalars (a layer, which all replicas would compute for all examples), or a
+        `tf.custom_gradient` has an input of the step itself as an argument, which keeps its rows (`tf.identity` of the
+        input does not).
     """
     return rows_behind(step, flows, is_left, find_unknown(step, flows))
 

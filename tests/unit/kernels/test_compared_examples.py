@@ -157,8 +157,13 @@ def by_a_custom_gradient(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(closeness(tf.sin(made)) * tf.abs(x[:, :1]))
 
 
+def by_a_custom_gradient_of_an_input(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(closeness(tf.identity(x)) * tf.abs(tf.sin(made[:, :1])))
+
+
 LOSSES = [
     by_a_custom_gradient,
+    by_a_custom_gradient_of_an_input,
     hard_negatives,
     smooth_maximum,
     supervised_contrastive,
@@ -203,17 +208,31 @@ def with_a_custom_gradient_of_a_layer(made: tf.Tensor, x: tf.Tensor) -> tf.Tenso
     return tf.reduce_mean(closeness(made))
 
 
+def with_a_custom_gradient_of_an_input(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """The argument is the input itself, which has the rows of the replica."""
+    return tf.reduce_mean(closeness(x) * tf.abs(tf.sin(made[:, :1])))
+
+
 WEIGHTS = tf.Variable([0.3, -0.2], dtype=tf.float64, name="weights")
 
 
 @pytest.mark.parametrize(
     "loss, others",
-    [(with_a_layer, [WEIGHTS]), (with_draws, []), (with_a_custom_gradient_of_a_layer, [])],
-    ids=["layer", "draws", "custom gradient"],
+    [
+        (with_a_layer, [WEIGHTS]),
+        (with_draws, []),
+        (with_a_custom_gradient_of_a_layer, []),
+        (with_a_custom_gradient_of_an_input, []),
+    ],
+    ids=["layer", "draws", "custom gradient", "custom gradient of an input"],
 )
-def test_parts_that_not_all_replicas_can_compute_stay_as_they_are(loss: Loss, others: list[tf.Variable]) -> None:
-    step = stepping(loss, *others)
-    assert not capture(step, np.ones((4, 3)), is_split=True).step.in_step_all_reduces
+def test_parts_that_not_all_replicas_can_compute_stay_as_they_are(
+    loss: Loss, others: list[tf.Variable], caplog: pytest.LogCaptureFixture
+) -> None:
+    captured = capture(stepping(loss, *others), np.ones((4, 3)), is_split=True)
+    assert not captured.step.in_step_all_reduces
+    rewrite(captured.step, Context(plan(captured.step, 2), 0))
+    assert any("treated as a mean" in message for message in caplog.messages)
 
 
 def test_a_step_that_cannot_be_traced_with_the_rows_of_all_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
