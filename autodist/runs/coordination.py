@@ -181,7 +181,9 @@ class Coordination:
         Raises:
             ReductionError: a value cannot be pickled; raised on all workers.
         """
-        return unpack_values(self._combine(pack_value(value)))
+        with self._failed_step.guarding(is_step=False, is_before=True):
+            part = pack_value(value)
+        return unpack_values(self._combine(part))
 
     def _combine(self, part: bytes) -> bytes:
         if self._workers == 1:
