@@ -622,9 +622,10 @@ class AutoDist:
             value: anything that can be pickled; arrays of the workers may have different lengths.
 
         Raises:
-            ReductionError: a value cannot be pickled, or a worker makes another call; raised on all workers.
+            ReductionError: a value cannot be pickled, or a worker makes another call; raised on all workers. Or this
+                worker cannot import the class of a value; raised on this worker.
         """
-        return self._run.coordination.gather_values(value)
+        return self._run.coordination.gather_values(value, "gather")
 
     def broadcast(self, value: Any = None) -> Any:
         """Returns the chief's value. Every worker calls it between steps; the values of the others are ignored.
@@ -637,13 +638,18 @@ class AutoDist:
             value: on the chief, anything that can be pickled.
 
         Raises:
-            ReductionError: the value cannot be pickled, or a worker makes another call; raised on all workers.
+            ReductionError: the value cannot be pickled, or a worker makes another call; raised on all workers. Or this
+                worker cannot import the value's class; raised on this worker.
         """
-        return self.gather(value if self._run.index == 0 else None)[0]
+        return self._run.coordination.gather_values(value if self._run.index == 0 else None, "broadcast")[0]
 
     def barrier(self) -> None:
-        """Returns once all workers have called it, between steps, and their steps have been applied."""
-        self.gather(None)
+        """Returns once all workers have called it, between steps, and their steps have been applied.
+
+        Raises:
+            ReductionError: a worker makes another call; raised on all workers.
+        """
+        self._run.coordination.gather_values(None, "barrier")
 
     def end_local_steps(self) -> None:
         """Averages the local steps since the last outer step (`DiLoCo`), before it is due.

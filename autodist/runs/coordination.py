@@ -175,14 +175,19 @@ class Coordination:
             part = pack_part(value, how)
         return unpack(self._combine(part))
 
-    def gather_values(self, value: Any) -> list[Any]:
+    def gather_values(self, value: Any, how: str) -> list[Any]:
         """Returns the Python values of all workers, in their order; a collective call.
 
+        Args:
+            value: this worker's value.
+            how: name of the script's call: "gather", "broadcast" or "barrier".
+
         Raises:
-            ReductionError: a value cannot be pickled; raised on all workers.
+            ReductionError: a value cannot be pickled, or a worker makes another call; raised on all workers. Or a value
+                cannot be unpickled on this worker; raised on this worker.
         """
         with self._failed_step.guarding(is_step=False, is_before=True):
-            part = pack_value(value)
+            part = pack_value(value, how)
         return unpack_values(self._combine(part))
 
     def _combine(self, part: bytes) -> bytes:

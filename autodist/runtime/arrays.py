@@ -19,7 +19,7 @@ _REDUCTIONS: Mapping[str, Callable[[np.ndarray], Any]] = {
     "min": lambda parts: np.min(parts, axis=0),
 }
 _ORDERED = ("max", "min")
-_COLLECTION = "gather"
+_COLLECTIONS = ("gather", "broadcast", "barrier")
 
 
 def require_reduction(how: object) -> None:
@@ -45,9 +45,14 @@ def pack_part(value: Any, how: str) -> bytes:
     return json.dumps(header).encode() + b"\n" + array.tobytes()
 
 
-def pack_value(value: Any) -> bytes:
-    """Serializes one worker's Python value, or the reason why it cannot be sent, for the chief."""
-    header = {"how": _COLLECTION, "dtype": None, "shape": None}
+def pack_value(value: Any, how: str) -> bytes:
+    """Serializes one worker's Python value, or the reason why it cannot be sent, for the chief.
+
+    Args:
+        value: the value.
+        how: name of the call: "gather", "broadcast" or "barrier"; all workers have to make the same.
+    """
+    header = {"how": how, "dtype": None, "shape": None}
     try:
         return json.dumps(header).encode() + b"\n" + pickle.dumps(value)
     except Exception as error:  # noqa: BLE001  # whatever the value's own code raises
@@ -72,16 +77,16 @@ def combine_parts(parts: Sequence[bytes]) -> bytes:
     headers = [json.loads(part.partition(b"\n")[0]) for part in parts]
     for worker, one in enumerate(headers):
         if "fault" in one:
-            fate = "sent" if one["how"] == _COLLECTION else "reduced"
+            fate = "sent" if one["how"] in _COLLECTIONS else "reduced"
             return _refusal(f"the value of worker {worker} cannot be {fate}: {one['fault']}.")
-    for key, name in (("how", "request different reductions"), ("shape", "have values of different shapes")):
+    for key, name in (("how", "make different calls"), ("shape", "have values of different shapes")):
         if len({str(one[key]) for one in headers}) > 1:
             return _refusal(
                 f"the workers {name}: {_listed(headers, key)}. Make the same call on all, in the same order."
             )
     if len({one["dtype"] for one in headers}) > 1:
         return _refusal(f"the workers have values of different types: {_listed(headers, 'dtype')}. Cast them to one.")
-    if headers[0]["how"] == _COLLECTION:
+    if headers[0]["how"] in _COLLECTIONS:
         return json.dumps(headers[0]).encode() + b"\n" + pickle.dumps([part.partition(b"\n")[2] for part in parts])
     arrays = [unpack(part) for part in parts]
     result = np.asarray(_REDUCTIONS[headers[0]["how"]](np.stack(arrays)))
@@ -112,9 +117,19 @@ def unpack_values(content: bytes) -> list[Any]:
     """Deserializes the values of all workers, in their order.
 
     Raises:
-        ReductionError: the message holds an error instead.
+        ReductionError: the message holds an error instead; or a value cannot be unpickled on this worker.
     """
-    return [pickle.loads(value) for value in pickle.loads(_opened(content)[1])]
+    return [_unpickled(value, worker) for worker, value in enumerate(pickle.loads(_opened(content)[1]))]
+
+
+def _unpickled(value: bytes, worker: int) -> Any:
+    try:
+        return pickle.loads(value)
+    except Exception as error:  # whatever the value's own code raises
+        raise ReductionError(
+            f"the value of worker {worker} cannot be unpickled on this worker ({type(error).__name__}: {error}). "
+            "Define the classes of values that workers exchange in a module that every worker imports."
+        ) from error
 
 
 def _opened(content: bytes) -> tuple[dict[str, Any], bytes]:

@@ -74,6 +74,15 @@ def test_a_step_that_reads_the_number_of_replicas_is_warned_of_once(caplog: pyte
     assert caplog.text.count("reads ad.num_replicas. The loss of a step is that of the whole batch") == 1
 
 
+def test_each_exchange_of_values_has_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker in `ad.gather` took the message of another in `ad.barrier` for its rows."""
+    ad = AutoDist(resource_spec=spec_of(1))
+    sent = []
+    monkeypatch.setattr(ad._run.coordination, "gather_values", lambda value, how: sent.append((value, how)) or [value])
+    assert (ad.gather([1]), ad.broadcast(2), ad.barrier()) == ([[1]], 2, None)
+    assert sent == [([1], "gather"), (2, "broadcast"), (None, "barrier")]
+
+
 def test_a_script_whose_steps_are_compared_writes_nothing_and_does_not_wait_for_sigterm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

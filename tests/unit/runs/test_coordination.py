@@ -119,11 +119,11 @@ def test_evaluations_are_each_workers_own_where_the_script_knew_which_it_is(capl
 def test_a_reduction_of_one_worker_needs_no_others() -> None:
     coordination = Coordination(0, 1, Peers(), FailedStepGuard(lambda: False), pytest.fail, lambda: None)  # type: ignore[arg-type]
     assert coordination.reduce(3.0, "mean") == 3.0
-    assert coordination.gather_values({"a": 1}) == [{"a": 1}]
+    assert coordination.gather_values({"a": 1}, "gather") == [{"a": 1}]
     assert not coordination.has_work
 
 
-@pytest.mark.parametrize("call", [lambda c: c.reduce(1.0, "sum"), lambda c: c.gather_values(None)])
+@pytest.mark.parametrize("call", [lambda c: c.reduce(1.0, "sum"), lambda c: c.gather_values(None, "barrier")])
 def test_a_worker_that_missed_a_step_exchanges_no_values(call: Callable[[Coordination], Any]) -> None:
     """The others wait in that step, and would take the message of `ad.barrier` for a part of it."""
     guard = FailedStepGuard(lambda: True, patience=0.0)

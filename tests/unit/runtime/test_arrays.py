@@ -54,7 +54,7 @@ def test_other_reductions_are_refused_with_those_that_there_are(how: Any) -> Non
     [
         ([("mean", np.zeros(2)), ("mean", np.zeros(3))], r"different shapes: \[2\] on worker 0, \[3\] on worker 1"),
         ([("mean", np.zeros(2)), ("mean", np.zeros(2, "f"))], "different types: float64 on worker 0, float32"),
-        ([("mean", np.zeros(2)), ("max", np.zeros(2))], "different reductions: mean on worker 0, max on worker 1"),
+        ([("mean", np.zeros(2)), ("max", np.zeros(2))], "different calls: mean on worker 0, max on worker 1"),
         ([("sum", 1.0), ("sum", "text")], "worker 1 cannot be reduced: it is of type <U4"),
         ([("sum", None), ("sum", 1.0)], "worker 0 cannot be reduced: it is of type object"),
         ([("sum", [[1], [2, 3]]), ("sum", 1.0)], "worker 0 cannot be reduced"),
@@ -68,9 +68,10 @@ def test_arrays_that_do_not_fit_are_reported_to_all_workers(parts: list[tuple[st
             unpack(answer)
 
 
-def test_all_workers_get_the_python_values_of_all() -> None:
+@pytest.mark.parametrize("how", ["gather", "broadcast", "barrier"])
+def test_all_workers_get_the_python_values_of_all(how: str) -> None:
     values = [{"name": "a\nb", "rows": np.arange(2)}, (None, tf.constant([1.0])), "text"]
-    found = unpack_values(combine_parts([pack_value(value) for value in values]))
+    found = unpack_values(combine_parts([pack_value(value, how) for value in values]))
     assert (found[0]["name"], found[1][0], found[2]) == ("a\nb", None, "text")
     np.testing.assert_array_equal(found[0]["rows"], [0, 1])
     np.testing.assert_array_equal(found[1][1], [1.0])
@@ -79,8 +80,13 @@ def test_all_workers_get_the_python_values_of_all() -> None:
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        ([pack_value(1), pack_value(lambda: 1)], "value of worker 1 cannot be sent: function cannot be pickled"),
-        ([pack_value(1), pack_part(1, "mean")], "gather on worker 0, mean on worker 1. Make the same"),
+        (
+            [pack_value(1, "gather"), pack_value(lambda: 1, "gather")],
+            "value of worker 1 cannot be sent: function cannot be pickled",
+        ),
+        ([pack_value(None, "barrier"), pack_value([1], "gather")], "barrier on worker 0, gather on worker 1. Make the"),
+        ([pack_value(1, "gather"), pack_value(None, "broadcast")], "gather on worker 0, broadcast on worker 1. Make"),
+        ([pack_value(1, "gather"), pack_part(1, "mean")], "gather on worker 0, mean on worker 1. Make the same"),
     ],
 )
 def test_values_that_do_not_fit_are_reported_to_all_workers(parts: list[bytes], told: str) -> None:
@@ -88,3 +94,16 @@ def test_values_that_do_not_fit_are_reported_to_all_workers(parts: list[bytes], 
     for unpacked in (unpack, unpack_values):
         with pytest.raises(ReductionError, match=told):
             unpacked(answer)
+
+
+class OfTheChief:
+    """A class that is defined on the chief only, as in a script's `if ad.is_chief:`."""
+
+
+def test_a_value_of_a_class_that_this_worker_lacks_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker raised an AttributeError, or whatever the import raised."""
+    answer = combine_parts([pack_value(value, "gather") for value in (1, OfTheChief())])
+    assert isinstance(unpack_values(answer)[1], OfTheChief)
+    monkeypatch.delattr(f"{__name__}.OfTheChief")
+    with pytest.raises(ReductionError, match="worker 1 cannot be unpickled .*OfTheChief.*a module that every worker"):
+        unpack_values(answer)
