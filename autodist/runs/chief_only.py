@@ -87,7 +87,7 @@ class ChiefOnly:
             CheckpointError: the chief's `act` failed; raised on the other workers.
         """
         with self._run.step_lock:
-            self._run.coordination.barrier()
+            self._run.coordination.flush_for_chief()
             self._record(dict(enumerate(self._run.coordination.gather(self._encode_state(script_state())))))
             if self._run.index > 0:
                 fault = self._run.coordination.broadcast().decode()

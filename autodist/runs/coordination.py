@@ -147,8 +147,11 @@ class Coordination:
         """Returns on the chief the message of each worker, on the others an empty list; a collective call."""
         return self._peers.guard(self._transport.gather, message)
 
-    def barrier(self) -> None:
-        """On the chief, waits until all other workers have finished their last step."""
+    def flush_for_chief(self) -> None:
+        """Waits for the writes of this worker's steps; the chief also waits for those of all other workers.
+
+        The other workers do not wait for each other; see `flush_together`.
+        """
         self._flush()
         self.reach_collective()
         self.gather(b"")

@@ -74,7 +74,7 @@ class InitialValues:
         if not unset:
             return
         self.settled |= unset
-        self._run.coordination.barrier()
+        self._run.coordination.flush_for_chief()
         if self._run.index == 0:
             self._give(unset)
         self._run.coordination.wait_for_chief()
@@ -121,7 +121,7 @@ def resume(run: Run, variables: Mapping[str, StoredVariable]) -> None:
     restored = run.observer.on_session(variables)
     if not run.resumed:
         return
-    run.coordination.barrier()
+    run.coordination.flush_for_chief()
     if run.index == 0:
         restore_session(run, run.resumed["prefix"], restored.items())
     run.coordination.wait_for_chief()

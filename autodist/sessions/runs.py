@@ -148,7 +148,7 @@ class SessionRuns:
         if not prepared.sets or self._run.workers == 1:
             return self._run.guard(*call)
         self._require_fed_alike(prepared, own)
-        self._run.coordination.barrier()
+        self._run.coordination.flush_for_chief()
         if self._run.index == 0:
             results = self._run.guard(*call)
             self._run.coordination.wait_for_chief()

@@ -132,3 +132,20 @@ def test_a_worker_that_missed_a_step_exchanges_no_values(call: Callable[[Coordin
         raise ValueError("in a step")
     with pytest.raises(ClusterError, match="this worker failed in an earlier step .*in a step"):
         call(coordination)
+
+
+@pytest.mark.parametrize(
+    ("call", "messages"),
+    [(Coordination.flush_for_chief, ["gather"]), (Coordination.flush_together, ["gather", "broadcast"])],
+)
+def test_a_flush_for_the_chief_waits_for_no_answer_of_the_chief(
+    call: Callable[[Coordination], None], messages: list[str]
+) -> None:
+    made: list[str] = []
+    guard = FailedStepGuard(lambda: True)
+    coordination = Coordination(1, 2, Peers(), guard, lambda: None, lambda: made.append("flush"))  # type: ignore[arg-type]
+    coordination.messages = SimpleNamespace(  # type: ignore[assignment]
+        broadcast=lambda message: made.append("broadcast"), gather=lambda message: made.append("gather")
+    )
+    call(coordination)
+    assert made == ["flush", *messages]
