@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -36,7 +37,7 @@ from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.sharding_marks import alike, constrain
 from autodist.capture.shared_files import share_files, share_files_from_now_on
 from autodist.capture.stage_marks import StageMark
-from autodist.capture.training_hooks import install_hooks, is_distributing, put_back
+from autodist.capture.training_hooks import install_hooks, is_distributing, put_back, warn_if_it_trains
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.fit_wrappers import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
@@ -218,16 +219,19 @@ class AutoDist:
         return self._counted("num_replicas", len(self._target_spec.replicas))
 
     def _counted(self, name: str, count: int) -> int:
-        """Returns a count; warns if a step reads it while it is captured, as losses of `tf.distribute` do."""
+        """Returns a count; warns if a training step reads it during capture, as losses of `tf.distribute` do."""
         if count > 1 and is_distributing() and not self._has_warned_of_count:
+            warn_if_it_trains(functools.partial(self._warn_of_count, name, line_of_script()))
+        return count
+
+    def _warn_of_count(self, name: str, line: str) -> None:
+        if not self._has_warned_of_count:
             self._has_warned_of_count = True
             log.warning(
-                "the step called at %s reads ad.%s. The loss of a step is that of the whole batch, as on one device: "
-                "divided by the number of replicas or workers, it is too small by that factor, and so are its "
-                "gradients. Remove such a division; a batch size that is computed from the number may stay.",
-                line_of_script(), name, extra=ALIKE_EVERYWHERE,
+                "a training step reads ad.%s (%s). If it divides the loss by it, remove the division: the loss of a "
+                "step is that of the whole batch, as on one device, and the division makes its gradients too small.",
+                name, line, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
-        return count
 
     @property
     def _target_spec(self) -> ResourceSpec:

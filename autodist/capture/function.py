@@ -228,7 +228,7 @@ def _trace(
         reducing_by_rows(),
         pairing_entries(),
         naming_captures(),
-        distributing(),
+        distributing() as warnings,
         refusing_strategies(),
         checking_distributions(),
         OptionalXlaContext(builds_for_xla),
@@ -236,6 +236,9 @@ def _trace(
         concrete = tf.function(function, autograph=autograph).get_concrete_function(*arguments)
     if noted.wants_records:
         return _trace(function, arguments, builds_for_xla, autograph, changes, keeps_records=True)
+    if noted.calls:
+        for warn in warnings:
+            warn()
     return concrete, noted, sums
 
 

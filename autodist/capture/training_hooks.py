@@ -49,24 +49,36 @@ listeners: list[Listener] = []
 _hooks: list[Installed] = []
 """The installed hooks while there are listeners."""
 
-_is_distributing: ContextVar[bool] = ContextVar("is_distributing", default=False)
+_warnings: ContextVar[list[Callable[[], None]] | None] = ContextVar("warnings", default=None)
+"""While a distributed step is traced, the warnings that apply if it trains; otherwise None."""
 
 _called: ContextVar[Any] = ContextVar("called", default=None)
 
 
 @contextlib.contextmanager
-def distributing() -> Iterator[None]:
-    """Marks the capture of a distributed step: gradients that are computed and applied in it are not local."""
-    token = _is_distributing.set(True)
+def distributing() -> Iterator[list[Callable[[], None]]]:
+    """Marks the capture of a distributed step: gradients that are computed and applied in it are not local.
+
+    Yields the warnings added by `warn_if_it_trains`.
+    """
+    warnings: list[Callable[[], None]] = []
+    token = _warnings.set(warnings)
     try:
-        yield
+        yield warnings
     finally:
-        _is_distributing.reset(token)
+        _warnings.reset(token)
 
 
 def is_distributing() -> bool:
     """Returns True while a distributed step is captured."""
-    return _is_distributing.get()
+    return _warnings.get() is not None
+
+
+def warn_if_it_trains(warn: Callable[[], None]) -> None:
+    """If a distributed step is being captured, calls `warn` after its trace if the step computes gradients."""
+    warnings = _warnings.get()
+    if warnings is not None:
+        warnings.append(warn)
 
 
 def function_called() -> Any:
@@ -121,7 +133,7 @@ def put_back() -> None:
 
 
 def _notify(event: Callable[[Listener], None]) -> None:
-    if not _is_distributing.get():
+    if not is_distributing():
         for one in list(listeners):
             event(one)
 
@@ -184,7 +196,7 @@ def _make_callable(plain: Callable[..., Any], self: BaseSession, fetches: Any, *
 
 
 def _call(plain: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if not listeners or _called.get() is not None or _is_distributing.get() or not tf.executing_eagerly():
+    if not listeners or _called.get() is not None or is_distributing() or not tf.executing_eagerly():
         return plain(self, *args, **kwargs)
     token = _called.set(self)
     try:

@@ -7,9 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture.training_hooks import distributing
+from autodist.capture.function import capture_function
 from autodist.cluster.script_client import ScriptClient
 from autodist.errors import ClusterError
 from autodist.runs import resolve_config
@@ -62,16 +63,27 @@ def test_several_workers_are_refused_in_a_notebook_and_one_is_not(monkeypatch: p
     assert AutoDist(resource_spec=spec_of(1)).num_replicas == 2
 
 
-def test_a_step_that_reads_the_number_of_replicas_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_training_step_that_reads_the_number_of_replicas_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """Scripts of tf.distribute divide each replica's loss by it: the loss was half as large, without a word."""
+
+    def evaluate(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(weight * x) / ad.num_replicas
+
+    def train(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(weight * x) / ad.num_replicas_in_sync / ad.num_replicas / ad.num_workers
+        weight.assign_sub(tape.gradient(loss, weight))
+
     ad = AutoDist(resource_spec=spec_of(1))
     batch = 32 * ad.num_replicas_in_sync
     assert (batch, caplog.text) == (64, "")
-    with distributing():
-        assert 1.0 / ad.num_replicas_in_sync == 0.5
-        assert ad.num_replicas == 2
-        assert ad.num_workers == 1
-    assert caplog.text.count("reads ad.num_replicas. The loss of a step is that of the whole batch") == 1
+    weight, specs = tf.Variable(1.0), (tf.TensorSpec([None], tf.float32),)
+    capture_function(evaluate, specs, [0])
+    assert caplog.text == ""
+    for _ in range(2):
+        capture_function(train, specs, [0])
+    told = "a training step reads ad.num_replicas (test_api.py:"
+    assert [text.startswith(told) and "If it divides the loss by it" in text for text in caplog.messages] == [True]
 
 
 def test_each_exchange_of_values_has_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
