@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.batch.examples import require_even, require_examples, uneven
+from autodist.errors import UnevenBatchError
 from autodist.graph.inboxes import inboxes_of
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenSharesRequired
@@ -92,6 +92,8 @@ class Program:
         self._repeated: dict[int, Runnable] = {}
         self._frees_memory = bool(step.gradients)
         self._even = step.even_parts
+        splits_batch = self._counts_examples or self._counts_all_examples
+        self._is_divided = splits_batch and isinstance(step, ReplicatedStep) and bool(step.copies)
         self._is_global = step.is_global
         background = [op(name) for name in step.background_nodes]
         self._update = graph_runner.callable([], background, []) if background else None
@@ -180,10 +182,15 @@ class Program:
             feeds.append(np.int64(examples))
         if self._counts_all_examples:
             feeds.append(np.int64(all_examples))
-        is_divided = self._counts_examples or self._counts_all_examples
-        explained = _explaining_parts_of_groups() if is_divided else nullcontext()
-        with explained, nullcontext() if self._even is None else self._explaining_uneven_parts(self._even):
+        try:
             outputs = self._first_run(run, feeds) if self._frees_memory else run(*feeds)
+        except tf.errors.InvalidArgumentError as error:
+            refusal = None if self._even is None else _uneven_parts(error, self._even)
+            if refusal is not None:
+                raise refusal from None
+            if self._is_divided and _PART_OF_A_GROUP in str(error):
+                error.add_note(_GROUPS_NOTE)
+            raise
         if self._returns_examples:
             *outputs, some_examples = outputs
             require_examples(bool(some_examples > 0))
@@ -205,21 +212,6 @@ class Program:
         """
         require_even(self._even, examples, all_examples)
 
-    @contextmanager
-    def _explaining_uneven_parts(self, even: EvenSharesRequired) -> Iterator[None]:
-        """Context that explains a run that stopped because workers fed different numbers of examples."""
-        try:
-            yield
-        except tf.errors.InvalidArgumentError as error:
-            match = re.search(rf"\[{re.escape(UNEVEN)}\] \[(\d+)\]", str(error))
-            if match is None:
-                raise
-            among = even.here if even.is_own else even.replicas
-            fault = f"the batch has {match[1]} examples for {among} replicas, and not equally many for each"
-            refusal = uneven(even, fault, among)
-            refusal.has_run = True
-            raise refusal from None
-
     def _first_run(self, run: Callable[..., Any], feeds: Sequence[Any]) -> list[np.ndarray]:
         """Makes the first run of a step, and frees the memory that its preparation leaves."""
         self._frees_memory = False
@@ -231,22 +223,26 @@ class Program:
 _PART_OF_A_GROUP = "requested shape requires a multiple of"
 """Part of TensorFlow's message about a reshape with -1 whose other lengths do not fit the number of values."""
 
+_GROUPS_NOTE = (
+    "Each replica reshapes its part of the batch. If the step joins examples in groups of equal size, as "
+    "tf.reshape(x, [-1, 4, n]) does, each replica needs whole groups: train on batches of a multiple of the group's "
+    "size times the number of replicas, including the last one. Or gather the rows before with "
+    "tf.distribute.get_replica_context().all_gather(rows, axis=0), or pass every replica the whole batch "
+    '(batch_axis={"x": None}), or train with one replica.'
+)
+"""Note at the error of such a reshape in a step with several replicas."""
 
-@contextmanager
-def _explaining_parts_of_groups() -> Iterator[None]:
-    """Context that explains a run that stopped because a reshape joins examples that are on several replicas."""
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        if _PART_OF_A_GROUP in str(error):
-            error.add_note(
-                "Each replica reshapes its part of the batch. If the step joins examples in groups of equal size, as "
-                "tf.reshape(x, [-1, 4, n]) does, each replica needs whole groups: train on batches of a multiple of "
-                "the group's size times the number of replicas, including the last one. Or gather the rows before with "
-                "tf.distribute.get_replica_context().all_gather(rows, axis=0), or pass every replica the whole batch "
-                '(batch_axis={"x": None}), or train with one replica.'
-            )
-        raise
+
+def _uneven_parts(error: tf.errors.InvalidArgumentError, even: EvenSharesRequired) -> UnevenBatchError | None:
+    """Returns the error for a run that stopped because workers fed different numbers of examples; None for others."""
+    match = re.search(rf"\[{re.escape(UNEVEN)}\] \[(\d+)\]", str(error))
+    if match is None:
+        return None
+    among = even.here if even.is_own else even.replicas
+    fault = f"the batch has {match[1]} examples for {among} replicas, and not equally many for each"
+    refusal = uneven(even, fault, among)
+    refusal.has_run = True
+    return refusal
 
 
 def _worker_of(step: Step, fed: str) -> int:
