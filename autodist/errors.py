@@ -154,7 +154,7 @@ class FetchedElsewhereError(StrategyError):
 
 
 class ReductionError(AutoDistError, ValueError):
-    """Error raised on all workers when values cannot be reduced over the workers."""
+    """Error raised when values cannot be reduced over the workers, or exchanged between them."""
 
 
 class CheckpointError(AutoDistError):
