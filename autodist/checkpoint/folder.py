@@ -22,7 +22,6 @@ import tensorflow as tf
 
 from autodist.checkpoint.files import READERS, checksums, number_of, sealed, sync
 from autodist.checkpoint.lock import FolderLock
-from autodist.checkpoint.termination import RemovedOnTermination
 from autodist.errors import CheckpointError
 
 FORMAT = 1
@@ -107,8 +106,7 @@ class Folder:
     def unfinished(self) -> Iterator[str]:
         """Yields a temporary folder for a new checkpoint; removes incomplete checkpoints of earlier runs.
 
-        If the block raises, as on a full disk, nothing of its own checkpoint stays either, unless it is complete. The
-        temporary folder does not stay after SIGTERM either.
+        If the block raises, as on a full disk, nothing of its own checkpoint stays either, unless it is complete.
 
         Raises:
             CheckpointError: the folder cannot be written.
@@ -119,7 +117,6 @@ class Folder:
             made = tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.path)
         except OSError as error:
             raise self._not_writable(error) from error
-        RemovedOnTermination.add(made)
         try:
             yield made
         except BaseException:
@@ -128,7 +125,6 @@ class Folder:
             raise
         finally:
             shutil.rmtree(made, ignore_errors=True)
-            RemovedOnTermination.discard(made)
 
     def publish(
         self,

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from autodist.checkpoint.termination import RemovedOnTermination
 from autodist.cluster.failure import LEAVING
 from autodist.cluster.preemption_notice import PreemptionNotice
 from autodist.cluster.script_end import watch_script_end
@@ -202,7 +201,6 @@ class Preemption(SaveRequest):
                 "checkpoint.on_preempt needs SIGTERM, which Python handles only in the main thread; create the "
                 "AutoDist there."
             )
-        RemovedOnTermination.restore_default()
         handler = signal.getsignal(signal.SIGTERM)
         if handler is not signal.SIG_DFL and not isinstance(getattr(handler, "__self__", None), Preemption):
             raise ResourceSpecError(
