@@ -74,11 +74,11 @@ class AgentConnection(ABC):
                     self._handle(message)
         finally:
             self._error_reader.join(1)
-            self._handle(Lost(self._why_ended("\n".join(self._other_lines))))
+            self._handle(self._lost("\n".join(self._other_lines)))
 
-    def _why_ended(self, output: str) -> str:
-        """Returns text about the agent's end, from its error output."""
-        return why_agent_ended(output)
+    def _lost(self, output: str) -> Lost:
+        """Returns the last message of an agent that has ended without one, from its error output."""
+        return Lost(why_agent_ended(output))
 
     def _read_errors(self) -> None:
         for line in self._channel.stderr:

@@ -345,7 +345,8 @@ class Lost(Message):
 
     Attributes:
         problem: the problem, its reason and the fix.
-        is_away: True if the machine only does not answer; False if it has refused something.
+        is_away: True if the machine only does not answer, or the process that a scheduler has started there has ended;
+            False if it has refused something.
     """
 
     problem: _Text

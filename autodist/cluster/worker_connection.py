@@ -6,7 +6,6 @@ import collections
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from autodist.cluster.agent_connection import AgentConnection
 from autodist.cluster.environments.start_rendezvous import channels_of_followers
@@ -126,10 +125,11 @@ class WorkerConnection(AgentConnection):
             case Lost():
                 self._end(message)
 
-    def _why_ended(self, output: str) -> str:
+    def _lost(self, output: str) -> Lost:
         if output or self._shows:
-            return super()._why_ended(output)
-        return "its process ended without a report: it was killed (`dmesg` there shows whether memory ran out)"
+            return super()._lost(output)
+        problem = "its process ended without a report: it was killed (`dmesg` there shows whether memory ran out)"
+        return Lost(problem, is_away=True)
 
     def _end(self, message: Exited | Lost) -> None:
         if self.ending is not None:
@@ -240,14 +240,9 @@ class WorkerGroup:
             lost = Lost(
                 f"no answer within {limit:g} s; check that the machine is up and not overloaded, or raise "
                 "`reach_timeout`",
-                is_away=True,
+                is_away=not self._spec.is_elastic,  # a process of an elastic run that has not left is there
             )
-            answers = {connection.name: connection.answer or lost for connection in self.connections}
-        if self._spec.is_elastic:  # a process that has left may come back, and the run does not need it
-            answers = {
-                name: replace(one, is_away=True) if isinstance(one, Lost) else one for name, one in answers.items()
-            }
-        return answers
+            return {connection.name: connection.answer or lost for connection in self.connections}
 
     def request_progress(
         self, limit: float, are_starting: bool, is_over: Callable[[], bool]

@@ -14,6 +14,7 @@ from autodist.resources import ResourceSpec
 from autodist.runs.lost_run import Joining, LostRun
 from autodist.runs.node_choice import nodes_to_leave_out
 from autodist.runs.restarts import (
+    MOST_FAILED_JOINS,
     EarlierStarts,
     earlier_starts,
     reason_not_to_restart,
@@ -24,9 +25,6 @@ from autodist.runs.restarts import (
 from autodist.strategies import BuildsStrategy
 
 log = logging.getLogger("autodist")
-
-MOST_FAILED_JOINS = 3
-"""A machine with which so many starts have failed is not tried again."""
 
 
 def continue_after(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None) -> None:
@@ -82,9 +80,7 @@ def _start_without_joined(lost: LostRun, spec: ResourceSpec, builder: BuildsStra
     left_out = nodes_to_leave_out((*earlier.joined, *lost.away), spec, builder)
     if not left_out:
         return False
-    failed = {**earlier.failed_joins}
-    for address in earlier.joined:
-        failed[address] = MOST_FAILED_JOINS if lost.is_of_script else failed.get(address, 0) + 1
+    failed = earlier.count_failed_join(earlier.joined, is_last=lost.is_of_script)
     is_tried_again = min(failed[address] for address in earlier.joined) < MOST_FAILED_JOINS
     log.warning(
         "the run goes on without %s from %s, since %s %s. %s", " and ".join(earlier.joined), source_of(lost),

@@ -11,11 +11,10 @@ from autodist.cluster.machine_check import find_faults
 from autodist.cluster.script import Script
 from autodist.errors import AutoDistError, ResourceSpecError
 from autodist.resources import Node, ResourceSpec
-from autodist.runs.growth import MOST_FAILED_JOINS
 from autodist.runs.joining_search import JoiningSearch
 from autodist.runs.lost_run import Joining
 from autodist.runs.node_choice import nodes_in_whole_rows
-from autodist.runs.restarts import earlier_starts
+from autodist.runs.restarts import MOST_FAILED_JOINS, earlier_starts
 from autodist.strategies import BuildsStrategy
 
 log = logging.getLogger("autodist")

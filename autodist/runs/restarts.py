@@ -33,6 +33,9 @@ log = logging.getLogger("autodist")
 VARIABLE = EARLIER_STARTS
 """Environment variable that passes the state of earlier starts to a re-executed process, as JSON."""
 
+MOST_FAILED_JOINS = 3
+"""A machine with which so many starts have failed is not tried again."""
+
 _SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 
 
@@ -51,7 +54,8 @@ class EarlierStarts:
         joined: addresses of nodes, or numbers of processes, that this start has taken in; (): it was made for another
             reason.
         expected: numbers of the processes, started by a scheduler, that join this start again.
-        failed_joins: for each address, the number of starts that took the node in and failed with it.
+        failed_joins: for each address of a node or number of a process, the number of starts that took it in and failed
+            with it.
         refused: for each address, the last reported reason why the node cannot be used.
     """
 
@@ -66,6 +70,16 @@ class EarlierStarts:
     joined: tuple[str, ...] = ()
     failed_joins: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    def count_failed_join(self, addresses: Collection[str], is_last: bool = False) -> dict[str, int]:
+        """Returns `failed_joins` after a start that has failed with some nodes or processes.
+
+        Args:
+            addresses: addresses of the nodes, or numbers of the processes.
+            is_last: True if they are not to be tried again.
+        """
+        failed = {one: MOST_FAILED_JOINS if is_last else self.failed_joins.get(one, 0) + 1 for one in addresses}
+        return {**self.failed_joins, **failed}
 
 
 def _without_checkpoint(state: EarlierStarts) -> EarlierStarts:
@@ -217,11 +231,23 @@ def _leave_out(lost: LostRun, away: tuple[str, ...], spec: ResourceSpec, earlier
 
 
 def _start_without_lost(lost: LostRun, spec: ResourceSpec, earlier: EarlierStarts) -> None:
+    """Starts an elastic run again without processes that have left; they may join, unless that has failed often."""
+    failed = earlier.count_failed_join(lost.away)
+    left_out = tuple(process for process in lost.away if failed[process] >= MOST_FAILED_JOINS)
+    wait = backoff(max(failed[process] for process in lost.away), is_of_machines=False)
     log.warning(
-        "all workers start again from %s%s, since %s left before the run had started.",
-        source_of(lost), _format_workers(lost, spec), " and ".join(f"process {process}" for process in lost.away),
+        "all workers start again from %s%s, in %g s, since %s left before the run had started.%s",
+        source_of(lost), _format_workers(lost, spec), wait, _format_processes(lost.away),
+        f" From now on the run refuses {_format_processes(left_out)}, after {MOST_FAILED_JOINS} such starts."
+        if left_out else "",
     )  # fmt: skip
-    start_again(replace(earlier, joined=()), lost)
+    Event().wait(wait)
+    state = replace(earlier, left_out=(*earlier.left_out, *left_out), joined=(), failed_joins=failed)
+    start_again(state, lost)
+
+
+def _format_processes(numbers: Sequence[str]) -> str:
+    return " and ".join(f"process {number}" for number in numbers)
 
 
 def start_again(state: EarlierStarts, lost: LostRun, early_launch: Mapping[str, str] | None = None) -> None:

@@ -150,7 +150,7 @@ class Follower(Agent):
             self._log("the chief went away in the middle of the run, and the script was ended; see the chief's output")
 
     def _leave(self, problem: str) -> None:
-        super().send(Lost(problem))
+        super().send(Lost(problem, is_away=True))
         self._ended.set()
 
     def _listen(self) -> None:

@@ -83,7 +83,7 @@ def test_processes_that_leave_an_elastic_run_before_its_checks_are_away_and_the_
     coordinator = Coordinator(ELASTIC, pytest.fail, Script(("train.py",), "/", None))
     coordinator.starts_again = lambda: True
     connection: Any = Connection(coordinator, None)
-    monkeypatch.setattr(connection, "answer", Lost("its process has ended"), raising=False)
+    monkeypatch.setattr(connection, "answer", Lost("its process has ended", is_away=True), raising=False)
 
     def open_connections() -> None:
         coordinator._group.connections = (connection,)

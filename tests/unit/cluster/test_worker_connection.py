@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import logging
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from autodist.cluster.protocol import Exited, Leaving, Line, encode
-from autodist.cluster.worker_connection import WorkerConnection
+from autodist.cluster.protocol import Exited, Leaving, Line, Lost, encode
+from autodist.cluster.worker_connection import WorkerConnection, WorkerGroup
+from autodist.resources import ResourceSpec
 
 STARTS = (
     "I0000 00:00:1795321859.568474   23362 cudart_stub.cc:31] Could not find cuda drivers on your machine, "
@@ -66,3 +68,32 @@ def test_that_a_worker_leaves_is_reported_once() -> None:
     link = WorkerConnection("worker", channel, threading.Condition(), Shown(), lambda _: ended.set(), reported.append)  # type: ignore[arg-type]
     assert ended.wait(10)
     assert link.is_leaving and reported == ["worker"]
+
+
+@pytest.mark.parametrize("is_elastic", [True, False])
+def test_a_process_that_has_left_is_away_and_one_of_an_elastic_run_that_is_there_is_not(is_elastic: bool) -> None:
+    spec = ResourceSpec.from_dict(
+        {"nodes": "given", "reach_timeout": 0.1}
+        | ({"min_nodes": 1, "checkpoint": {"folder": "saved", "every_steps": 9}} if is_elastic else {})
+    ).with_nodes([{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 4, "chief": True}], [])
+    changed, waiting = threading.Condition(), threading.Event()
+
+    def stay() -> Iterator[bytes]:
+        waiting.wait(60)
+        yield from ()
+
+    group = WorkerGroup(spec, changed, lambda _: None, lambda _: None, logs=False)  # type: ignore[arg-type]
+    outputs = {"has left": [], "refuses": [encode(Lost("the agent does not understand"))], "is there": stay()}
+    group.connections = tuple(
+        WorkerConnection(name, channel, changed, Shown(), lambda _: None, lambda _: None, shows=False)  # type: ignore[arg-type]
+        for name, channel in (
+            (name, cast(Any, SimpleNamespace(stdin=io.BytesIO(), stdout=stdout, stderr=[])))
+            for name, stdout in outputs.items()
+        )
+    )
+    for connection in group.connections[:2]:
+        connection._reader.join(10)
+    answers = group.wait_for_facts(lambda: False)
+    waiting.set()
+    away = {name: answer.is_away for name, answer in answers.items() if isinstance(answer, Lost)}
+    assert away == {"has left": True, "refuses": False, "is there": not is_elastic}

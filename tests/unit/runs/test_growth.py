@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from autodist.errors import ClusterError, MachinesAwayError, StrategyError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
-from autodist.runs.growth import MOST_FAILED_JOINS, continue_after, starts_again_after
+from autodist.runs.growth import continue_after, starts_again_after
 from autodist.runs.lost_run import Joining, LostRun
-from autodist.runs.restarts import VARIABLE, earlier_starts
+from autodist.runs.restarts import MOST_FAILED_JOINS, VARIABLE, earlier_starts
 
 SPEC = ResourceSpec.from_dict(
     {
@@ -172,11 +173,29 @@ def test_a_start_that_a_process_has_left_before_the_checks_is_followed_by_one_wi
     assert starts_again_after(lost, GIVEN)
     continue_after(lost, GIVEN, None)
     assert caplog.messages == [
-        "all workers start again from the script's beginning (no checkpoint was saved), since process 1 left before "
-        "the run had started."
+        "all workers start again from the script's beginning (no checkpoint was saved), in 0 s, since process 1 left "
+        "before the run had started."
     ]
     (state,) = begun
     assert (state["count"], state["left_out"], state["joined"]) == (1, ["5"], [])
+
+
+def test_a_process_that_leaves_every_start_before_the_checks_is_left_out_in_the_end(
+    begun: list[Any], starts: Callable[..., None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(restarts, "Event", lambda: SimpleNamespace(wait=waits.append))
+    lost = LostRun(MachinesAwayError("its agent has ended", ("localhost:1",)), None, None, away=("1",))
+    state: dict[str, Any] = {"left_out": ["5"], "failed_joins": {"2": 1}}
+    for _ in range(MOST_FAILED_JOINS):
+        assert "1" not in state["left_out"]
+        earlier_starts.cache_clear()
+        starts(**state)
+        continue_after(lost, GIVEN, None)
+        state = begun[-1]
+    assert (state["left_out"], state["failed_joins"]) == (["5", "1"], {"1": MOST_FAILED_JOINS, "2": 1})
+    assert waits == [0.0, 2.0, 4.0]
+    assert caplog.messages[-1].endswith("From now on the run refuses process 1, after 3 such starts.")
 
 
 def test_the_number_of_processes_is_kept_on_the_way_to_the_workers() -> None:
