@@ -293,13 +293,18 @@ class Coordinator:
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_running, timeout)
 
-    def end_with_failure(self, worker: str, reason: str, is_lost: bool = False) -> None:
-        """Ends the run as if a worker had failed, or with `is_lost` as if the connection to it had been lost.
+    def end_with_failure(self, worker: str, reason: str, is_lost: bool = False, waits: bool = True) -> None:
+        """Ends the run as if a worker had failed.
 
-        A worker that is done may end its process first. An exit status that its script has chosen is then the reason.
+        Args:
+            worker: name of the worker.
+            reason: reason of its failure.
+            is_lost: True as if the connection to it had been lost.
+            waits: True to let a worker that is done end its process first, within `cause_timeout`. An exit status that
+                its script has chosen is then the reason.
         """
         connection = next(connection for connection in self._group.connections if connection.name == worker)
-        if connection.done and self._is_running and not (is_lost or self._spec.is_given):
+        if waits and not (is_lost or self._spec.is_given):
             self._let_end(connection)
         with self._changed:
             if self._is_running:
@@ -307,8 +312,11 @@ class Coordinator:
                 self._changed.notify_all()
 
     def _let_end(self, connection: WorkerConnection) -> None:
-        """Lets the process of a worker end that is done; returns when its exit status is known, or not in time."""
-        connection.is_released = True
+        """Lets the process of a worker end if it is done; returns when its exit status is known, or not in time."""
+        with self._changed:
+            if not (connection.done and self._is_running):
+                return
+            connection.is_released = True
         connection.send(Release())
         with self._changed:
             self._changed.wait_for(lambda: connection.ending or not self._is_running, self._spec.cause_timeout)

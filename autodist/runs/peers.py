@@ -295,7 +295,7 @@ class Peers:
     def give_up(self, worker: int, reason: str) -> None:
         """On the chief, ends the run as if a worker had failed, without waiting; callable from any thread."""
         assert self._launch is not None, "there are others"
-        self._launch.coordinator.end_with_failure(self._spec.workers[worker].name, reason)
+        self._launch.coordinator.end_with_failure(self._spec.workers[worker].name, reason, waits=False)
 
     def guard(self, call: Callable[..., R], *args: Any) -> R:
         """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.

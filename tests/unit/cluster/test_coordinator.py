@@ -77,6 +77,15 @@ def test_a_worker_that_is_done_while_others_need_it_is_blamed_with_the_status_th
     assert [ending.reason for ending in coordinator._endings] == [reason]
 
 
+def test_a_failure_that_must_not_wait_ends_the_run_without_the_exit_status() -> None:
+    coordinator = Coordinator(TWO, pytest.fail, Script(("train.py",), "/", None))
+    connection: Any = Connection(coordinator, 3)
+    coordinator._group.connections = (connection,)
+    coordinator._phase = _Phase.RUNNING
+    coordinator.end_with_failure("localhost:1", "has failed in a step", waits=False)
+    assert (coordinator._endings[0].reason, connection.received) == ("has failed in a step", [])
+
+
 def test_processes_that_leave_an_elastic_run_before_its_checks_are_away_and_the_others_join_the_next_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

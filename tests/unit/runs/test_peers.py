@@ -64,8 +64,8 @@ class Coordinator:
         self.cause: WorkerFailedError | None = None
         self.lines = 0
 
-    def end_with_failure(self, worker: str, reason: str, is_lost: bool) -> None:
-        assert is_lost
+    def end_with_failure(self, worker: str, reason: str, is_lost: bool = False, waits: bool = True) -> None:
+        assert is_lost or not waits
         self.cause = WorkerFailedError(worker, reason)
 
     def first_cause(self, timeout: float) -> WorkerFailedError | None:
@@ -84,6 +84,12 @@ def of_two(is_chief: bool) -> Peers:
 
 def fails(error: Exception) -> None:
     raise error
+
+
+def test_a_worker_that_gives_up_is_blamed_without_waiting():
+    peers = of_two(True)
+    peers.give_up(1, "failed in a step")
+    assert str(peers._launch.coordinator.cause.headline).startswith("localhost:1 failed in a step")
 
 
 def test_a_broken_connection_to_a_worker_s_server_is_its_loss_on_the_chief():
