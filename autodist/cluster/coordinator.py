@@ -301,13 +301,15 @@ class Coordinator:
             reason: reason of its failure.
             is_lost: True as if the connection to it had been lost.
             waits: True to let a worker that is done end its process first, within `cause_timeout`. An exit status that
-                its script has chosen is then the reason.
+                its script has chosen is then the first part of the reason.
         """
         connection = next(connection for connection in self._group.connections if connection.name == worker)
         if waits and not (is_lost or self._spec.is_given):
             self._let_end(connection)
         with self._changed:
             if self._is_running:
+                if connection.ending is not None and _is_chosen(connection.status):
+                    reason = f"{connection.ending.reason}: it {reason}"
                 self._endings.append(Ending(worker, reason, connection.last_lines, is_lost))
                 self._changed.notify_all()
 
@@ -375,10 +377,10 @@ class Coordinator:
         if self._phase is _Phase.RUNNING and not connection.is_released:
             self._endings.append(connection.ending)
         elif self._phase in (_Phase.RUNNING, _Phase.RELEASED) and connection.status != 0:
-            if connection.status is not None and connection.status > 0 and connection.status != _NOT_FLUSHED:
-                self._endings.append(connection.ending)
-            else:
+            if not _is_chosen(connection.status):
                 _log.warning("%s was done; then its process %s.", connection.name, connection.ending.reason)
+            elif self._phase is _Phase.RELEASED:  # else `end_with_failure` reports it, with the reason why it is needed
+                self._endings.append(connection.ending)
 
     def _note_lost(self, worker: str, reason: str) -> None:
         """Notes, under `_changed`, that the forwards to a worker's machine have ended."""
@@ -469,3 +471,8 @@ class Coordinator:
         if self._reserved_port is not None:
             self._reserved_port.release()
         self._group.output.drain(shown_limit)
+
+
+def _is_chosen(status: int | None) -> bool:
+    """Returns True if a script has chosen the exit status of its process, and it means a failure."""
+    return status is not None and status > 0 and status != _NOT_FLUSHED

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from autodist.cluster.coordinator import Coordinator, _Phase
-from autodist.cluster.failure import Ending, exit_reason
+from autodist.cluster.failure import Ending, exit_reason, would_repeat
 from autodist.cluster.protocol import Lost, Message, Release, Stop
 from autodist.cluster.script import Script
+from autodist.cluster.stalls import SAME_STEPS
 from autodist.cluster.start import content_digest
 from autodist.cluster.worker_connection import WorkerGroup
 from autodist.errors import ClusterError, MachinesAwayError
@@ -64,7 +65,8 @@ class Connection:
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"), [(3, "ended with exit status 3"), (0, "is needed"), (-11, "is needed"), (None, "is needed")]
+    ("status", "reason"),
+    [(3, "ended with exit status 3: it is needed"), (0, "is needed"), (-11, "is needed"), (None, "is needed")],
 )
 def test_a_worker_that_is_done_while_others_need_it_is_blamed_with_the_status_that_its_script_has_chosen(
     status: int | None, reason: str
@@ -75,6 +77,17 @@ def test_a_worker_that_is_done_while_others_need_it_is_blamed_with_the_status_th
     coordinator._phase = _Phase.RUNNING
     coordinator.end_with_failure("localhost:1", "is needed")
     assert [ending.reason for ending in coordinator._endings] == [reason]
+
+
+def test_a_script_that_ends_before_a_step_of_others_would_do_so_again_whatever_its_exit_status() -> None:
+    for status in (0, 3):
+        coordinator = Coordinator(TWO, pytest.fail, Script(("train.py",), "/", None))
+        connection: Any = Connection(coordinator, status)
+        coordinator._group.connections = (connection,)
+        coordinator._phase = _Phase.RUNNING
+        coordinator.end_with_failure("localhost:1", f"has ended its script, and localhost:0 waits. {SAME_STEPS}")
+        (ending,) = coordinator._endings
+        assert would_repeat(ending.error())
 
 
 def test_a_failure_that_must_not_wait_ends_the_run_without_the_exit_status() -> None:
