@@ -75,6 +75,17 @@ def process(given: GivenCluster, index: int, folder: Path) -> Process:
     return Process(replace(given, index=index), folder)
 
 
+def has_closed(given: GivenCluster) -> bool:
+    """Returns True if no server accepts processes any more."""
+    try:
+        socket.create_connection((given.chief, given.port)).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:  # it closes
+        pass
+    return False
+
+
 @pytest.fixture
 def begun(given: GivenCluster, folder: Path) -> Iterator[tuple[ElasticRendezvous, Process]]:
     """A rendezvous that has begun with the processes 0 and 2, before process 1 came."""
@@ -138,6 +149,7 @@ def test_a_process_that_waits_until_the_end_of_the_run_ends_well(
     late.wait()
     assert (late.follower.status, late.follower.starts_again) == (0, False)
     assert "the run has ended, and this process took no part since its last start" in capfd.readouterr().err
+    assert within(20, lambda: has_closed(given)), "the server, which is a process of its own, notices the end"
     with pytest.raises(ClusterError, match="found no chief"):
         connect(replace(given, index=1), dict(SECRET), 0.3, lambda: 0)
 
