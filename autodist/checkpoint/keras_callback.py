@@ -33,6 +33,7 @@ FIT = "fit"
 """Value of `made_by` in the side file of a checkpoint that a `fit` saved."""
 
 _SUFFIX = ".callbacks.npz"
+_SEARCH = "the search for a checkpoint of fit"
 
 
 class CheckpointCallback(keras.callbacks.Callback):
@@ -134,7 +135,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self.schedule is None:
             self.schedule = Schedule(
                 self._run.index == 0,
-                self._run.coordination.share_text,
+                lambda decision: self._run.coordination.share_text(decision, "a batch of fit"),
                 self._every_steps,
                 self._every_minutes,
                 self._run.step,
@@ -212,7 +213,7 @@ class CheckpointCallback(keras.callbacks.Callback):
                     "restore it with ad.checkpoint before `fit`."
                 )
             position = {**about[FIT], "prefix": prefix, "step": about["step"]}
-        self._resumed = json.loads(self._run.coordination.share_text(json.dumps(position)))
+        self._resumed = json.loads(self._run.coordination.share_text(json.dumps(position), _SEARCH))
         if self._resumed:
             prefix = self._resumed["prefix"]
             require_seen(self._run.index, prefix)

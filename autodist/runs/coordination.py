@@ -244,12 +244,13 @@ class Coordination:
             messages = [one.decode() for one in self.gather(message.encode())]
             return self.broadcast(decide(messages).encode() if messages else b"").decode()
 
-    def share_text(self, text: str, name: str = FIT, is_certain: bool = True) -> str:
+    def share_text(self, text: str, name: str, is_certain: bool = True) -> str:
         """Returns the chief's text on every worker; a collective call, possible before the workers have joined.
 
         Args:
             text: the chief's text.
-            name: name of the call that the script makes, or of its part: all workers have to make the same.
+            name: name of the call that the script makes, or of its part: all workers have to make the same. No other
+                call has this name, so that workers in different calls are detected.
             is_certain: True if all workers are known to make the call. Before they have joined, a worker that does not
                 make it is detected when it joins.
 

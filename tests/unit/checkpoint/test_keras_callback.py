@@ -18,6 +18,7 @@ from autodist import AutoDist, ResourceSpec
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError
+from autodist.runs.coordination import Coordination
 from autodist.strategies import AllReduce, PartitionedPS
 from tests.unit.checkpoint.models import SHARDS
 
@@ -311,6 +312,20 @@ def test_the_callback_saves_ordinary_checkpoints(tmp_path):
         np.testing.assert_array_equal(one, other)
     about = json.loads(Path(f"{path}.json").read_text())
     assert about["made_by"] == "fit" and ".callbacks.npz" in about["files"]
+
+
+def test_what_the_callback_shares_is_not_taken_for_another_call_of_fit(tmp_path, monkeypatch):
+    """If the chief alone left its fit by an error, its next call of fit was the answer that a batch waited for."""
+    names, share_text = [], Coordination.share_text
+
+    def share_text_and_note(self, text, name, *args, **kwargs):
+        names.append(name)
+        return share_text(self, text, name, *args, **kwargs)
+
+    monkeypatch.setattr(Coordination, "share_text", share_text_and_note)
+    ad = autodist()
+    fit(ad, build(ad), tmp_path, [], epochs=1)
+    assert set(names) == {"the search for a checkpoint of fit", "a batch of fit"}
 
 
 def test_another_model_is_not_saved_into_the_folder_of_one(tmp_path):

@@ -69,13 +69,13 @@ def talk_of(index: int, peers: Peers, *parts: Any) -> Coordination:
 def test_the_chief_says_something_before_the_others_have_joined_and_waits_for_nobody() -> None:
     peers = Peers()
     coordination = talk_of(0, peers)
-    assert coordination.share_text("7") == "7"
+    assert coordination.share_text("7", FIT) == "7"
     assert (peers.heard, coordination.messages) == ([(FIT, "7")], None)
 
 
 def test_another_worker_hears_it_in_the_same_call() -> None:
     coordination = talk_of(1, Peers(said="7"))
-    assert (coordination.share_text("1"), coordination.messages) == ("7", None)
+    assert (coordination.share_text("1", FIT), coordination.messages) == ("7", None)
 
 
 @pytest.mark.parametrize("what, error", [(FIT, ClusterError), (RESTORE, CheckpointError)])
