@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +22,15 @@ from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 
 from autodist.batch.axis import keras_name
 from autodist.errors import CaptureError
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches, WorkerParts
 from autodist.reading.data_sets import kind_of
 from autodist.reading.element_sharding import reading_own
 from autodist.reading.file_sharding import ShardedFiles
 from autodist.tf_compat.do_not_convert import ours
 from autodist.tf_compat.patches import EPOCH_ITERATOR, patched
+
+log = logging.getLogger("autodist")
 
 _TAKES_PARTS = "_autodist_takes_parts"
 
@@ -83,7 +87,7 @@ def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: boo
     """Returns the batches that `fit` iterates over: the parts, or whole batches if these cannot be read apart."""
     whole = batches._distributed_dataset
     if _changes_within_iteration(batches):
-        whole = _without_read_ahead(whole)
+        whole = _without_read_ahead(whole, batches.data_adapter)
     if reading.files is not None:
         is_data_set = isinstance(batches.data_adapter, TFDatasetAdapter)
         return ShardedFiles(whole if is_data_set else batches.data_adapter, reading.files)
@@ -106,7 +110,17 @@ def _changes_within_iteration(batches: trainer.TFEpochIterator) -> bool:
     return kind.on_epoch_end is not plain.on_epoch_end or kind.on_epoch_begin is not plain.on_epoch_begin
 
 
-def _without_read_ahead(data: tf.data.Dataset) -> tf.data.Dataset:
+def _without_read_ahead(data: tf.data.Dataset, adapter: PyDatasetAdapter) -> tf.data.Dataset:
+    """Returns the data that Keras made of a PyDataset, read batch by batch, as with `workers=1`."""
+    if adapter.enqueuer is not None:
+        adapter.enqueuer = None  # Keras asks for it at the start of each iteration and epoch
+        name = type(adapter.py_dataset).__name__
+        log.warning(
+            "%s acts on the ends of epochs, and steps_per_epoch differs from its length: its batches are read one by "
+            "one, and not ahead by its workers=%d, since some would come from before a change and some from after it. "
+            "To let them read ahead, leave out steps_per_epoch, or make it equal to the length.",
+            name, adapter.py_dataset.workers, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
     options = tf.data.Options()
     options.autotune.enabled = False  # which would insert another read-ahead
     return (data._input_dataset if kind_of(data) == "Prefetch" else data).with_options(options)

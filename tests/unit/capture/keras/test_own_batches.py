@@ -163,14 +163,15 @@ def test_a_slice_of_no_examples_is_refused() -> None:
         SLICES(4, 4)
 
 
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"workers": 1, "use_multiprocessing": True}])
 def test_a_py_dataset_that_changes_between_epochs_is_not_read_ahead_if_they_end_within_an_iteration(
-    steps: Steps,
+    steps: Steps, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise a batch may come from before the change on one worker, and from after it on another one."""
 
     class Changing(keras.utils.PyDataset):
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(**options)
             self.read: list[tuple[int, int]] = []
             self.ends = 0
 
@@ -189,6 +190,7 @@ def test_a_py_dataset_that_changes_between_epochs_is_not_read_ahead_if_they_end_
     model_of(steps).fit(data, epochs=2, steps_per_epoch=2, shuffle=False, verbose=0)
     first = data.read[-4][1]  # Keras itself ends an epoch before the first one
     assert data.read[-4:] == [(0, first), (1, first), (2, first + 1), (3, first + 1)]
+    assert ("Changing acts on the ends of epochs" in caplog.text) == bool(options)
 
 
 def test_another_model_that_is_fitted_meanwhile_is_given_whole_batches(steps: Steps) -> None:
