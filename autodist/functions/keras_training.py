@@ -6,15 +6,18 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import GeneratorType
 from typing import Any, ClassVar
 
+import keras
 import tensorflow as tf
+from keras.src.trainers import data_adapters
 
 from autodist.batch.axis import is_array, keras_name
 from autodist.capture.function import CapturedFunction
 from autodist.capture.keras.evaluations import Evaluations, LegacyEvaluations
 from autodist.capture.keras.fits import Fits
-from autodist.capture.keras.libraries import uses_legacy_keras
+from autodist.capture.keras.libraries import legacy_keras, uses_legacy_keras
 from autodist.capture.keras.model_state import reset_variables
 from autodist.capture.keras.models import KerasModels, LegacyModels
 from autodist.checkpoint.fit_wrappers import AroundFit, AroundLegacyFit
@@ -94,11 +97,12 @@ class KerasTraining:
             opened.enter_context(when_imported("tf_keras", lambda: opened.enter_context(legacy)))
             yield
 
-    def _whole_data(self, data: Any) -> Any:
+    def _whole_data(self, data: Any, trains: bool) -> Any:
         """Returns the whole batches of a data set of `ad.distribute_dataset`, since `fit` divides them; else the data.
 
         Raises:
-            CaptureError: each worker passes its own batches.
+            CaptureError: each worker passes its own batches, Keras would not take the data as batches, or the model
+                trains on them (`trains`) and they were restored to a later position.
         """
         if not isinstance(data, DistributedDataset):
             return data
@@ -107,6 +111,18 @@ class KerasTraining:
                 "with batch: per_worker in the YAML, each worker passes its own batches to fit, evaluate and predict. "
                 "A data set of ad.distribute_dataset has the whole batches of all workers: remove batch: per_worker, "
                 "or pass a data set of this worker's batches."
+            )
+        if not _are_batches(data.dataset):
+            raise CaptureError(
+                f"ad.distribute_dataset has divided a {type(data.dataset).__name__}, which Keras does not take as "
+                "batches: a list would be the inputs of a model. Pass a tf.data.Dataset or a keras.utils.PyDataset to "
+                "ad.distribute_dataset or to fit itself, or arrays to fit."
+            )
+        if trains and data.is_restored:
+            raise CaptureError(
+                f"a data set of ad.distribute_dataset was restored to batch {data.place.taken} of its iteration "
+                f"{data.place.ended + 1}, and fit reads it from its beginning. Resume fit by ad.checkpoint_callback, "
+                "which saves its position, and leave the data set out of ad.checkpoint; or train in a loop over it."
             )
         return data.dataset
 
@@ -130,6 +146,15 @@ class KerasTraining:
 
     def _note_reset(self, model: Any) -> None:
         self._run.tracker.mark_reset(reset_variables(model))
+
+
+def _are_batches(data: Any) -> bool:
+    """Returns True if Keras takes the data as batches."""
+    legacy = legacy_keras()
+    kinds = (tf.data.Dataset, keras.utils.PyDataset, GeneratorType, *([legacy.utils.Sequence] if legacy else []))
+    names = ("is_torch_dataloader", "is_grain_dataset")  # Keras's own tests; an older Keras does not have both
+    tests = [getattr(data_adapters, name) for name in names if hasattr(data_adapters, name)]
+    return isinstance(data, kinds) or any(test(data) for test in tests)
 
 
 class EvaluationStep(DistributedFunction):

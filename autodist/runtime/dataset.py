@@ -122,6 +122,11 @@ class DistributedDataset(tf.train.experimental.PythonState):
         """The whole batches, of all workers."""
         return self._dataset
 
+    @property
+    def is_restored(self) -> bool:
+        """True if the next iteration starts at a restored position other than the beginning."""
+        return self._resumed is not None and bool(self._resumed.ended or self._resumed.taken)
+
     def _part_of(self, batch: Any, whole: GlobalBatch | None) -> Any:
         if self._files is not None:
             return batch

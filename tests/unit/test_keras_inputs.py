@@ -83,6 +83,57 @@ def test_a_distributed_data_set_is_refused_if_each_worker_passes_its_own_batches
         dense().fit(ad.distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)), verbose=0)
 
 
+def per_batch():
+    for start in (0, 4, 8):
+        yield X[start : start + 4], Y[start : start + 4]
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return list(per_batch())[index]
+
+
+@pytest.mark.parametrize("make", [per_batch, Batches])
+def test_fit_takes_a_distributed_generator_or_py_dataset_as_batches(make):
+    with autodist().scope() as ad:
+        model = dense()
+        model.fit(ad.distribute_dataset(make()), steps_per_epoch=3, verbose=0, shuffle=False)
+    assert int(model.optimizer.iterations) == 3
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter])
+def test_other_distributed_data_are_refused_since_keras_would_take_a_list_for_the_inputs(kind):
+    with autodist().scope() as ad:
+        model = dense()
+        model.compile("sgd", "mse")
+        given = ad.distribute_dataset(kind(list(per_batch())))
+        for method in (model.fit, model.evaluate, model.predict):
+            with pytest.raises(CaptureError, match=r"divided a (list|tuple).*Pass a tf.data.Dataset or a keras"):
+                method(given, verbose=0)
+        with pytest.raises(CaptureError, match="does not take as batches"):
+            model.fit(X, Y, validation_data=given, verbose=0)
+
+
+def test_fit_refuses_a_distributed_data_set_with_a_restored_position_and_evaluates_on_it():
+    """It would begin at the first batch, without a word."""
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    with autodist().scope() as ad:
+        model = dense()
+        taken = ad.distribute_dataset(batches)
+        given = ad.distribute_dataset(batches)
+        given.deserialize(taken.serialize())
+        model.fit(given, verbose=0, shuffle=False)  # the beginning
+        next(iterator := iter(taken))
+        given.deserialize(taken.serialize())
+        model.evaluate(given, verbose=0)
+        with pytest.raises(CaptureError, match=r"batch 1 of its iteration 1.*ad.checkpoint_callback.*loop over it"):
+            model.fit(given, verbose=0)
+        del iterator
+
+
 # -- inputs that may be left out -------------------------------------------------------------------------------------
 
 

@@ -163,13 +163,18 @@ def with_bound_arguments(
     return called
 
 
-def replacing_data(method: Callable[..., Any], replacement: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `fit`, `evaluate` or `predict`: Keras reads the replacement of the data that the script passes."""
+def replacing_data(method: Callable[..., Any], replacement: Callable[[Any, bool], Any]) -> Callable[..., Any]:
+    """Wraps `fit`, `evaluate` or `predict`: Keras reads the replacement of the data that the script passes.
+
+    Args:
+        method: the method.
+        replacement: called with the data, and True if the model trains on them.
+    """
 
     def call(bound: inspect.BoundArguments) -> Any:
         for name in ("x", "validation_data"):
             given = argument(bound, name)
-            if (replaced := replacement(given)) is not given:
+            if (replaced := replacement(given, name == "x" and method.__name__ == "fit")) is not given:
                 set_argument(bound, name, replaced)
         return method(*bound.args, **bound.kwargs)
 

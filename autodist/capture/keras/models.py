@@ -50,7 +50,8 @@ class AdoptedModels(ABC):
         evaluations: evaluates models on several replicas; None if each worker evaluates alone.
         around_fit: wraps the `fit` of a model.
         reading: the rule by which this worker reads its part of the batches of `fit`; None if it reads all of each.
-        whole_data: returns the data that Keras reads in place of those that are passed to `fit`, `evaluate`, `predict`.
+        whole_data: returns the data that Keras reads in place of those that are passed to `fit`, `evaluate`, `predict`;
+            its second argument is True if the model trains on them.
     """
 
     patches: Mapping[str, Patch]
@@ -63,7 +64,7 @@ class AdoptedModels(ABC):
         evaluations: Evaluations | None = None,
         around_fit: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fit: fit,
         reading: Reading | None = None,
-        whole_data: Callable[[Any], Any] = lambda data: data,
+        whole_data: Callable[[Any, bool], Any] = lambda data, trains: data,
     ) -> None:
         self._distribute, self._fits, self._evaluations = distribute, fits, evaluations
         self._around_fit, self._reading, self._whole_data = around_fit, reading, whole_data
