@@ -12,7 +12,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.ops import SUMS
+from autodist.graph.ops import SUMS, UPDATE
 from autodist.graph.read_again import writes_read_again
 from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
@@ -21,8 +21,8 @@ from autodist.kernels.replica_dependent import find_replica_dependent, sources_o
 from autodist.layout import Mean, Propagation, Replicated, Sum, Unknown
 
 _SUMS = {op: kind.assign for kind in SUMS for op in (kind.scatter, kind.scatter_nd)}
-_UPDATES = ("ResourceScatterUpdate", "ResourceScatterNdUpdate")
-_BY_POSITION = (*(kind.scatter_nd for kind in SUMS), "ResourceScatterNdUpdate")
+_UPDATES = (UPDATE.scatter, UPDATE.scatter_nd)
+_BY_POSITION = tuple(kind.scatter_nd for kind in (*SUMS, UPDATE))
 """Scatters whose indices are positions along the first axes; those of the others are indices of rows."""
 
 

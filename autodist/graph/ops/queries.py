@@ -63,25 +63,35 @@ def draws_numbers(op: str) -> bool:
 
 
 @dataclass(frozen=True)
-class InPlaceSum:
+class RowWrite:
+    """Ops that write rows of a variable.
+
+    Attributes:
+        scatter: the op for rows, by their indices.
+        scatter_nd: the op for rows, by their positions along the first axes, one after another in order.
+    """
+
+    scatter: str
+    scatter_nd: str
+
+
+@dataclass(frozen=True)
+class InPlaceSum(RowWrite):
     """Ops that add something to a variable or subtract it.
 
     Attributes:
         assign: the op for a complete variable.
         arithmetic: the corresponding op on tensors.
-        scatter: the op for rows, by their indices.
-        scatter_nd: the op for rows, by their positions, one after another in order.
     """
 
     assign: str
     arithmetic: str
-    scatter: str
-    scatter_nd: str
 
 
-SUM = InPlaceSum("AssignAddVariableOp", "AddV2", "ResourceScatterAdd", "ResourceScatterNdAdd")
-DIFFERENCE = InPlaceSum("AssignSubVariableOp", "Sub", "ResourceScatterSub", "ResourceScatterNdSub")
+SUM = InPlaceSum("ResourceScatterAdd", "ResourceScatterNdAdd", assign="AssignAddVariableOp", arithmetic="AddV2")
+DIFFERENCE = InPlaceSum("ResourceScatterSub", "ResourceScatterNdSub", assign="AssignSubVariableOp", arithmetic="Sub")
 SUMS = (SUM, DIFFERENCE)
+UPDATE = RowWrite("ResourceScatterUpdate", "ResourceScatterNdUpdate")
 
 
 def assigns(op: str) -> bool:

@@ -76,7 +76,7 @@ def test_metrics_keep_what_one_device_keeps(cluster, float64):
         (lambda x: x @ tf.transpose(x), "each example with every other"),
         (lambda x: tf.nn.softmax(x, 0), "see one another|not known"),
         (lambda x: x[::-1], "not known"),
-        (lambda x: tf.scatter_nd(tf.range(tf.shape(x)[0])[:, None], x, [100, 4]), "positions of rows"),
+        (lambda x: tf.scatter_nd(tf.range(tf.shape(x)[0])[:, None], x, [100, 4]), "the dense shape is not known"),
         (lambda x: tf.reduce_mean(tf.nn.softmax(x @ tf.transpose(x))), "see one another|not known"),
         (lambda x: tf.boolean_mask(x, x[:, 0] > x[-1, 0]), "not known|see one another"),
     ],
