@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import ctypes
 import functools
 import os
 import signal
@@ -15,6 +14,8 @@ from _sitebuiltins import Quitter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
+
+from autodist.process_exit import exit_by_signal, exit_with_status
 
 # Attribute of an exception raised by a signal: the signal, which is sent again if the exception is lost. Python ignores
 # it in a finalizer, and TensorFlow and Keras may drop it. In exit handlers, `end_by` handles the signal.
@@ -98,7 +99,7 @@ class ScriptEnd:
         self._ends_by = number
         if not callable(signal.getsignal(number)):  # it may be ignored; Python restores the default of its own handlers
             signal.signal(number, signal.SIG_DFL)
-        _call_at_the_end("raise", number)
+        exit_by_signal(number)
 
     def fail(self) -> None:
         """Makes the exit status of the process show a failure, after all exit handlers have run.
@@ -108,7 +109,7 @@ class ScriptEnd:
         """
         if self._ends_by is None:
             chosen = self._exit_argument
-            _call_at_the_end("_exit", chosen if isinstance(chosen, int) and chosen else 1)
+            exit_with_status(chosen if isinstance(chosen, int) and chosen else 1)
 
     def end_script_by(self, number: signal.Signals) -> NoReturn:
         """Ends the script by an exception and the process by a signal: `finally` blocks and exit handlers run.
@@ -292,12 +293,6 @@ def _outermost(frame: FrameType | None) -> FrameType | None:
 
 _OF_SCRIPTS = frozenset({"<module>", "_run_module_as_main"})
 """Names of the outermost function of a script, by which it is started: `python script.py`, `python -m module`."""
-
-
-def _call_at_the_end(function: str, number: int) -> None:
-    """Makes the C library call one of its functions when the process exits, after Python's own exit; the last first."""
-    c = ctypes.CDLL(None)
-    c.__cxa_atexit(ctypes.cast(getattr(c, function), ctypes.c_void_p), ctypes.c_void_p(number), None)
 
 
 _the_one: list[ScriptEnd] = []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
 import weakref
 from typing import Any
 
+from autodist.process_exit import exit_without_destructors
+
 _OTHER_OWNERS_LIMIT = 1.0  # seconds
+_END_LIMIT = 1.0  # seconds for which the end of the process waits for destructors in progress
 _ONLY_OURS = 2  # references: that of the list, and that of the argument of `getrefcount`
 
 
@@ -20,6 +24,10 @@ def destroy_aside(reader: Any, resource: list[Any]) -> None:
     callbacks first), and then it sleeps on, for about as long as the iterator has existed, up to a minute. Of iterators
     3 to 25 s old, one in four to eight took that long, on an idle machine as well; with several workers, almost every
     epoch has one that all wait for.
+
+    The end of the process waits a moment for destructors in progress. If one takes longer, the process exits without
+    the destructors of TensorFlow's libraries (see `exit_without_destructors`): about one run in several thousand, whose
+    work was done, ended by SIGABRT.
 
     Args:
         reader: an object whose end is that of the iterator.
@@ -34,11 +42,33 @@ def _destroy(resource: list[Any]) -> None:
         thread.start()
     except RuntimeError:  # Python 3.12 starts no thread once the script has ended
         resource.clear()
+        return
+    _threads.add(thread)
+    if _has_script_ended():
+        _wait_for_destructors()
 
 
 def _clear(resource: list[Any]) -> None:
     """Drops the handle, at best as its last owner: the iterator itself has one too, and often ends a moment later."""
     deadline = time.monotonic() + _OTHER_OWNERS_LIMIT
-    while sys.getrefcount(resource[0]) > _ONLY_OURS and time.monotonic() < deadline:
+    while sys.getrefcount(resource[0]) > _ONLY_OURS and time.monotonic() < deadline and not _has_script_ended():
         time.sleep(0.001)
     resource.clear()
+
+
+def _has_script_ended() -> bool:
+    return not threading.main_thread().is_alive()
+
+
+def _wait_for_destructors() -> None:
+    """Waits up to `_END_LIMIT` for all threads together; an exit handler, and called by finalizers that run as such."""
+    _end.append(time.monotonic() + _END_LIMIT)
+    for thread in list(_threads):
+        thread.join(max(0.0, _end[0] - time.monotonic()))
+        if thread.is_alive():
+            exit_without_destructors()
+
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_end: list[float] = []  # the first is the moment, by `time.monotonic`, at which the process goes on to end
+atexit.register(_wait_for_destructors)

@@ -82,16 +82,17 @@ def test_an_owner_that_stays_keeps_it(resource: Resource, monkeypatch: pytest.Mo
     assert resource.destroyed_by == [threading.current_thread().name]
 
 
-def test_a_script_ends_without_waiting_for_the_iterator_that_it_still_reads() -> None:
-    script = f"""
-import importlib.util, time
+def _script(seconds: float, ending: str) -> str:
+    return f"""
+import importlib.util, os, time
 spec = importlib.util.spec_from_file_location("ended_iterators", {ended_iterators.__file__!r})
 ended_iterators = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ended_iterators)
 
 class Handle:
-    def __del__(self):
-        time.sleep({10 * LIMIT})
+    def __del__(self, sleep=time.sleep, write=os.write):
+        sleep({seconds})
+        write(1, b"destroyed")
 
 class Reader:
     pass
@@ -99,10 +100,29 @@ class Reader:
 reader = Reader()
 reader.resource = [Handle()]
 ended_iterators.destroy_aside(reader, reader.resource)
+{ending}
 """
-    if sys.version_info[:2] == (3, 12):
-        pytest.skip("Python 3.12 starts no thread once the script has ended")
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT)
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread once the script has ended")
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread once the script has ended")
+def test_a_script_ends_without_waiting_long_for_the_iterator_that_it_still_reads() -> None:
+    assert _output(_script(10 * LIMIT, "")) == b""
+
+
+@pytest.mark.parametrize("ending", ["", "del reader"], ids=["read to the end", "ended before"])
+def test_a_script_s_end_waits_for_a_destructor_in_progress(ending: str) -> None:
+    """Python may abort the process, if the thread returns from the destructor while Python ends."""
+    assert _output(_script(0.3, ending)) == b"destroyed"
+
+
+def test_a_script_s_end_does_not_wait_for_another_owner() -> None:
+    limits = "ended_iterators._OTHER_OWNERS_LIMIT = ended_iterators._END_LIMIT = 1e6"
+    _output(_script(0.0, f"kept = reader.resource[0]; {limits}; del reader"))
+
+
+def _output(script: str) -> bytes:
+    return subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT, stdout=subprocess.PIPE).stdout
 
 
 def test_without_threads_it_is_destroyed_at_once(resource: Resource, monkeypatch: pytest.MonkeyPatch) -> None:
