@@ -243,15 +243,17 @@ def test_the_end_does_not_wait_for_the_session_of_a_failed_loop() -> None:
     loops = InboxLoops(0, WORKERS, lambda graph: session, ReservedThreads())  # type: ignore[arg-type, return-value]
     loops.bring([inbox("lost")])
     session.has_closed_inboxes.wait()
-    wait_for_loops()
+    wait_for(loops)
     assert loops.close(LIMIT) and isinstance(loops.failure, tf.errors.UnavailableError)
 
 
-def wait_for_loops() -> None:
-    """Returns when the threads of all loops have ended."""
-    for thread in threading.enumerate():
-        if thread.name == "autodist-inboxes":
-            thread.join(LIMIT)
+def wait_for(loops: InboxLoops) -> None:
+    """Returns when the threads of all loops have ended.
+
+    Python 3.13 removes a thread from those that it lists a moment before the thread counts as ended.
+    """
+    for _, thread in loops._running:
+        thread.join(LIMIT)
 
 
 def test_loops_whose_end_was_interrupted_end_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
