@@ -23,6 +23,7 @@ from autodist.verify.records import (
     ERROR,
     FLOAT64_LIMIT,
     FLOORS,
+    LAST_BIT,
     NOTES,
     Compared,
     NoFloorError,
@@ -170,13 +171,16 @@ def verify_script(
         )
     compared, no_floor = compare(reference, other, limit), ""
     if compared.first is not None and rounding is None and not _notes(reference)["draws"]:
+        floor = LAST_BIT if _notes(reference)["has_coarse_parts"] else 0.0
         try:
             rounding = runs.rounding_of(reference, in_float64=True)
+            floor = max(floor, rounding.floor)
         except NoFloorError as error:
             no_floor = str(error)
-        if rounding is not None and FLOORS * rounding.floor > limit:
-            limit = FLOORS * rounding.floor
-            precision = f"in float64 and parts in a lower precision, whose rounding floor is {rounding.floor:.1e}"
+        if FLOORS * floor > limit:
+            limit = FLOORS * floor
+            precision = f"in float64 and parts in a lower precision, whose rounding floor is {floor:.1e}"
+            compared = compare(reference, other, limit)
     if rounding is not None and compared.first is not None:
         compared = compare(reference, other, limit, rounding.limits)
     of_other = _notes(other)

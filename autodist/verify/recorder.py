@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.errors import AutoDistError, StrategyError
+from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.step import CapturedStep
@@ -150,9 +151,11 @@ class Recorder:
             if self._notes["messages"] != self._messages.texts:  # of a step captured since
                 self._store_notes()
             return
-        ops = sorted({step.graph_index.nodes[name].op for name in _training_nodes(step)})
+        nodes = [step.graph_index.nodes[name] for name in _training_nodes(step)]
+        ops = sorted({node.op for node in nodes})
         self._notes = {
             "is_in_float64": is_in_float64(step),
+            "has_coarse_parts": any(map(_loses_precision, nodes)),
             "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
             "normalises": [op for op in ops if op.startswith("FusedBatchNorm")],
             "is_permuted": self._is_permuted,
@@ -214,6 +217,14 @@ def _training_nodes(step: CapturedStep) -> set[str]:
     gradients = [node_of(t) for gradient in step.gradients for t in gradient.tensors]
     updates = reach(gradients, step.graph_index.consumers.__getitem__)
     return reach(updates, step.graph_index.data.__getitem__)
+
+
+def _loses_precision(node: NodeDef) -> bool:
+    """Returns True if a node casts float64 to a lower precision, as the losses of `tf.compat.v1.losses` do."""
+    if node.op != "Cast" or node.attr["SrcT"].type != tf.float64.as_datatype_enum:
+        return False
+    to = tf.as_dtype(node.attr["DstT"].type)
+    return to.is_floating and to.size < tf.float64.size
 
 
 def is_in_float64(step: CapturedStep) -> bool:

@@ -247,6 +247,18 @@ def test_a_script_in_float32_is_held_against_its_rounding_floor(tmp_path: Path) 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("forks")
+def test_a_loss_in_float32_raises_the_limit_of_a_script_in_float64(tmp_path: Path) -> None:
+    """No order of the examples shows its rounding: the weight of each is 1/12 on one device, and 1/6 of a half."""
+    rounds = "v1.losses.mean_squared_error(labels, tf.tanh(features @ weight), 1 / 3)"
+    script = SESSION.replace("tf.reduce_mean(tf.square(tf.tanh(features @ weight) - labels))", rounds)
+    script = script.replace("tf.float32", "tf.float64").replace("[6, 2], init", "[6, 2], tf.float64, init")
+    result = verify("--strategy", "PS", "--steps", "9", write(tmp_path, script))
+    assert result.exit_code == 0, result.output
+    assert "in float64 and parts in a lower precision, whose rounding floor is 1.2e-07" in result.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("forks")
 def test_a_script_that_fails_is_told_without_a_traceback(tmp_path: Path) -> None:
     result = verify(write(tmp_path, HEAD + "raise ValueError('of its own')\n"))
     assert (result.exit_code, result.stdout) == (2, "")

@@ -41,6 +41,10 @@ def step() -> Step:
     return in_one_process.capture(train, np.zeros((4, 3), np.float32)).step
 
 
+def mse(truth: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.square(predicted - truth))
+
+
 VALUES: Callable[[], dict[str, np.ndarray]] = lambda: {"weight": np.ones((3, 2)), "moment": np.zeros((3, 2))}  # noqa: E731
 
 
@@ -58,6 +62,20 @@ def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: P
     with pytest.raises(SystemExit):  # a script that has caught it
         one.after_step(step, 0, VALUES, dict)
     assert len(list(tmp_path.glob("*.npz"))) == 2
+
+
+@pytest.mark.parametrize(("loss", "is_coarse"), [(tf.compat.v1.losses.mean_squared_error, True), (mse, False)])
+def test_a_cast_to_a_lower_precision_is_noted(tmp_path: Path, loss: Callable[..., tf.Tensor], is_coarse: bool) -> None:
+    weight = tf.Variable(np.ones((3, 1)), name="weight")
+
+    def train(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            value = loss(tf.zeros_like(x[:, :1]), x @ weight)
+        weight.assign_sub(0.1 * tape.gradient(value, weight))
+
+    step = in_one_process.capture(train, np.zeros((4, 3))).step
+    recorder(tmp_path).after_step(step, 0, lambda: {"weight": np.ones((3, 1))}, dict)
+    assert json.loads((tmp_path / NOTES).read_text())["has_coarse_parts"] is is_coarse
 
 
 def test_warnings_and_reasons_for_differences_are_noted_also_those_of_later_steps(
