@@ -58,13 +58,15 @@ def assert_nothing_is_left(machines: Machines, training: Training) -> None:
 
 @LAUNCHERS
 def test_ctrl_c_of_mpirun_ends_both_processes(machines: Machines, training: Training, launcher: Launcher) -> None:
-    """the output names the signal that mpirun sends: SIGTERM, SIGINT; nothing is left"""
+    """the output names the signal that mpirun sends, SIGTERM or SIGINT, or the end of the chief if the signal comes
+    later; nothing is left"""
     process = training.start(machines.command(launcher, ["autodist", "run", "train.py"]), {"SLOW": "1"})
     training.wait_until_it_trains()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     process.wait(60)  # MPICH's status is 0, whatever its processes end with
     assert_nothing_is_left(machines, training)
-    assert f"this process was sent {launcher.interrupt}, and ends its script" in training.output(), training.output()
+    causes = f"this process was sent {launcher.interrupt}, and ends its script", "the chief went away in the middle"
+    assert any(cause in training.output() for cause in causes), training.output()
     assert training.has_left(1)
 
 
