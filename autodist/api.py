@@ -73,6 +73,7 @@ from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import is_seeded_by_script, set_default_seed
 from autodist.runtime.threads import share_cores
 from autodist.sessions.session import DistributedSession
+from autodist.sessions.sparse_placeholders import sparse_placeholders_of_rows
 from autodist.sharding import Layout
 from autodist.strategies import BuildsStrategy
 from autodist.tf_compat.tf1_scripts import newer_control_flow, plain_shapes
@@ -275,6 +276,7 @@ class AutoDist:
             with (
                 self._alone.noting_variables(),
                 newer_control_flow(),
+                sparse_placeholders_of_rows(),
                 refusing_strategies(),
                 setting_distribution(self._distribution),
                 checking_distributions(),

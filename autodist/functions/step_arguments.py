@@ -17,9 +17,9 @@ from tensorflow.python.framework.type_spec import BatchableTypeSpec  # the specs
 from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 
 from autodist.batch.axis import axis_within, is_array, matching_key, name_by_path, require_axis, require_mapping
+from autodist.batch.composite_rows import CompositeRows, open_spec, rows_of
 from autodist.batch.examples import group_rows
 from autodist.errors import CaptureError
-from autodist.functions.composite_rows import CompositeRows, open_spec, rows_of
 
 COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 

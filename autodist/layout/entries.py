@@ -217,11 +217,9 @@ def _row_ids_of_splits(ctx: OpContext, splits: str) -> Fact | None:
 def sparse_matmul(ctx: OpContext) -> Fact:
     """SparseTensorDenseMatMul (positions, values, shape, matrix): one of the two operands is replicated."""
     dense = ctx.form(3)
-    if (
-        isinstance(dense, Form)
-        and dense.rows is not None
-        and all(form_of(fact) == REPLICATED for fact in ctx.facts[:3])
-    ):
+    if isinstance(dense, Form) and all(form_of(fact) == REPLICATED for fact in ctx.facts[:3]):
+        if dense.rows is None:
+            return dense  # a linear function of it
         is_behind = dense.rows.axis == (0 if ctx.flag("adjoint_b") else 1)
         return with_axis(dense, 1) if is_behind else ctx.unknown("it sums examples by position within the shard")
     if form_of(ctx.facts[3]) == REPLICATED and not ctx.flag("adjoint_a"):

@@ -19,8 +19,8 @@ from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
 
 FEED_DENSE = (
-    "Feed a dense placeholder and make it sparse in the graph (tf.sparse.from_dense), or feed strings, one row an "
-    "example (tf.io.serialize_many_sparse), and read them with tf.io.deserialize_many_sparse."
+    "Feed a tf.compat.v1.sparse_placeholder of two or more axes that is made in the scope, or a dense placeholder, "
+    "and make it sparse in the graph (tf.sparse.from_dense)."
 )
 
 ABSENT = object()

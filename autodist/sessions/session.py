@@ -30,6 +30,7 @@ from autodist.sessions.initial_values import InitialValues, resume
 from autodist.sessions.programs import Prepared, SessionPlan, SessionPrograms
 from autodist.sessions.requests import ABSENT, Request, Requests, check_options, expanded, refuse_partial_runs
 from autodist.sessions.runs import SessionRuns
+from autodist.sessions.sparse_placeholders import axes_by_placeholder, fed_by_rows, placeholder_of
 from autodist.tf_compat.tf1_scripts import within_plain_shapes
 
 
@@ -63,7 +64,8 @@ class DistributedSession(SessionInterface):
         self._run, self._captured, self._notes = run, captured, notes
         self._version = captured.graph.version
         self._requests = Requests(captured.graph)
-        named = dict(itertools.starmap(self._named_axis, require_mapping(batch_axis, "placeholders").items()))
+        axes = axes_by_placeholder(require_mapping(batch_axis, "placeholders"), captured.graph)
+        named = dict(itertools.starmap(self._named_axis, axes))
         whole = captured.whole()
         feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables), shared)
         self._feeds = feeds.with_rows(whole, captured, even_alone=run.recorder is not None and run.recorder.permutes)
@@ -132,7 +134,7 @@ class DistributedSession(SessionInterface):
         with self._run.failed_step.guarding(is_step=False, is_before=True):
             self._require_same_training()
             check_options(options, run_metadata)
-            feeds = {} if feed_dict is None else feed_dict
+            feeds = {} if feed_dict is None else fed_by_rows(feed_dict)
             request = self._requests.of(fetches, feeds)
             arrays = request.arrays(feeds.values())
         known = self._prepared.get(request.key(arrays))
@@ -237,7 +239,7 @@ class DistributedSession(SessionInterface):
         for fetch in tf.nest.flatten(expanded(fetches)):
             if fetch is not ABSENT:
                 self._requests.element(fetch)
-        keys = [self._requests.tensor(key) for key in feed_list or ()]
+        keys = [self._requests.tensor(key) if placeholder_of(key) is None else key for key in feed_list or ()]
 
         def call(*values: Any, **options: Any) -> Any:
             if len(values) != len(keys):

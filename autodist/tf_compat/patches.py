@@ -201,6 +201,10 @@ SPARSE_RETAINS = [
     Patch(owner, name, _TENSORFLOW, "gives masks the length of the entries")
     for owner, name in ((f"{_OPS}.sparse_ops", "sparse_retain"), ("tensorflow:sparse", "retain"))
 ]
+SPARSE_PLACEHOLDERS = [
+    Patch(owner, "sparse_placeholder", _TENSORFLOW, "feeds a row for each example")
+    for owner in (f"{_OPS}.array_ops", "tensorflow:compat.v1")
+]
 FROM_ROW_IDS = Patch(
     f"{_OPS}.ragged.row_partition:RowPartition", "from_value_rowids", _TENSORFLOW, "keeps the row of each value"
 )

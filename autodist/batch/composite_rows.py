@@ -1,4 +1,4 @@
-"""Converts sparse and ragged arguments of a step to arrays with a row for each example, which can be split."""
+"""Converts sparse and ragged inputs of a step to arrays with a row for each example, which can be split."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class SparseRows:
     """The arrays of a sparse tensor with a row for each example: a mask, the values, and the indices on each axis.
 
     Attributes:
-        dims: shape of the tensor without the batch axis.
+        dims: shape of the tensor without the batch axis: numbers, or int64 scalars of the graph.
     """
 
-    dims: tuple[int, ...]
+    dims: tuple[int | tf.Tensor, ...]
 
     @property
     def arrays_per_tensor(self) -> int:
         """Number of arrays."""
         return 2 + len(self.dims)
 
-    def arrays(self, value: tf.SparseTensor) -> list[Array]:
+    def arrays(self, value: tf.SparseTensor | tf.compat.v1.SparseTensorValue) -> list[Array]:
         """Returns arrays of shape [examples, largest number of entries of an example, ...], padded with zeros."""
-        indices, entries = value.indices.numpy(), value.values.numpy()
+        indices, entries = np.asarray(value.indices), np.asarray(value.values)
         order = np.argsort(indices[:, 0], kind="stable")
         lengths = np.bincount(indices[:, 0], minlength=int(value.dense_shape[0]))
         return _padded(lengths, [entries[order], *indices[order, 1:].T])
@@ -42,7 +42,7 @@ class SparseRows:
         at = tf.where(present)
         columns_found = [at[:, 0], *(tf.gather_nd(column, at) for column in columns)]
         indices = tf.concat([tf.expand_dims(column, 1) for column in columns_found], axis=1)
-        shape = tf.stack([tf.shape(present, tf.int64)[0], *(tf.constant(n, tf.int64) for n in self.dims)])
+        shape = tf.stack([tf.shape(present, tf.int64)[0], *(tf.convert_to_tensor(n, tf.int64) for n in self.dims)])
         return tf.SparseTensor(indices, tf.gather_nd(values, at), shape)
 
 

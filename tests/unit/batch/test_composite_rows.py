@@ -12,8 +12,8 @@ import scipy.sparse
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
+from autodist.batch.composite_rows import open_spec, rows_of
 from autodist.errors import CaptureError
-from autodist.functions.composite_rows import open_spec, rows_of
 
 SPARSE = tf.SparseTensor([[2, 0], [0, 1], [0, 3]], [3.0, 4.0, 5.0], [4, 5])
 RAGGED = tf.RaggedTensor.from_row_lengths([3.0, 4.0, 5.0], [0, 2, 0, 1])
