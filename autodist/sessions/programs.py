@@ -17,6 +17,7 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.session_resources import GETS, only_uses_resources, share_resources
 from autodist.errors import CaptureError, CaptureMismatchError
 from autodist.graph.applied import find_fed_updates
+from autodist.graph.editor import GraphEditor
 from autodist.graph.find_stages import find_stages, written_handles
 from autodist.graph.flows import flows_of, row_axes
 from autodist.graph.names import node_of
@@ -265,7 +266,8 @@ class SessionPlan:
         self._holders: Mapping[str, Holder] = self._find_holders(whole, {} if earlier is None else earlier._holders)
 
     def _agree(self, whole: CapturedStep) -> strategy_pb2.Strategy:
-        strategy, renaming = self._run.steps.plan(whole, self._names, rehearses=False, name=SESSION)
+        training = _without_records(whole)
+        strategy, renaming = self._run.steps.plan(training, self._names, rehearses=False, name=SESSION)
         for own, chiefs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
             raise CaptureMismatchError(
                 f"worker {self._run.index} has {own} in its session's graph where the chief has {chiefs}: TensorFlow "
@@ -320,6 +322,17 @@ class SessionPlan:
         """
         shared = share_resources(step, self._prefix)
         return self._run.steps.program(shared, self.strategy, self._names, fetching, kernels)[0]
+
+
+def _without_records(whole: CapturedStep) -> CapturedStep:
+    """Returns a graph without the nodes that no update needs: summaries and savers, which the chief alone may have."""
+    graph = whole.graph_index
+    restoring = reach((node.name for node in graph.of_op("RestoreV2")), graph.consumers.__getitem__)
+    handles = {variable.handle for variable in whole.variables}
+    writes = [name for name, one in graph.effects.items() if handles & one.writes and name not in restoring]
+    editor = GraphEditor(whole.graph_def)
+    editor.prune([*writes, *whole.named])
+    return replace(whole, graph_def=editor.to_graph_def())
 
 
 def _open_inputs(whole: CapturedStep) -> dict[str, int | None]:
