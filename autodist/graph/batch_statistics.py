@@ -14,7 +14,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
-from autodist.layout import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
+from autodist.layout import Elements, Kind, Lengths, Mean, PerExample, Propagation, Sum, Total, Unknown
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,10 @@ def _find_at(
         kind = flows.kind(name)
         if isinstance(kind, Sum | Mean) and can_be_whole(step, name, kind):
             result[NodeInput(node, k)] = kind
-        elif isinstance(kind, Unknown):  # although the examples before it are known: for instance, the root of a mean
+        elif _is_obstacle(kind):  # although the examples before it are known: for instance, the root of a mean
             result |= met_behind(step, flows, [name], is_left)
-    return result
+    lengths = [name for name in inputs_of(step, node) if isinstance(flows.kind(name), Lengths)]
+    return result or met_behind(step, flows, lengths, is_left)
 
 
 def inputs_of(step: CapturedStep, node: str) -> list[str]:
@@ -135,18 +136,23 @@ def differentiated_parts(step: CapturedStep, flows: Propagation, calls: Iterable
 
 
 def first_unknown(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
-    """Yields the nodes whose outputs are unknown while all inputs are known."""
+    """Yields the nodes whose outputs are unknown while all inputs are known, or are shapes that hold the batch."""
     front, seen = [node_of(name) for name in names], set()
     while front:
         node = front.pop()
         if node in seen:
             continue
         seen.add(node)
-        unknown = [name for name in inputs_of(step, node) if isinstance(flows.kind(name), Unknown)]
+        unknown = [name for name in inputs_of(step, node) if _is_obstacle(flows.kind(name))]
         counts_rows = step.graph_index.nodes[node].op in _OF_SHAPES  # which are known
         if not unknown and not counts_rows:
             yield node
         front += map(node_of, unknown)
+
+
+def _is_obstacle(kind: Kind) -> bool:
+    """Returns True if a tensor's dependence on the batch is unknown, unless it only gives other tensors their rows."""
+    return isinstance(kind, Unknown) and not isinstance(kind, Lengths)
 
 
 def _mixing(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> set[str]:

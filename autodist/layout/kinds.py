@@ -119,6 +119,11 @@ class BatchShaped(Unknown):
 
 
 @dataclass(frozen=True)
+class Lengths(Unknown):
+    """A shape that holds the size of the batch: it gives the tensors that have it a row for each example."""
+
+
+@dataclass(frozen=True)
 class ByPosition(Unknown):
     """Rows of the batch selected by constant positions, which differ from shard to shard.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
@@ -98,7 +99,7 @@ class GraphPropagation(Propagation):
             raise ValueError(f"The graph has no tensor '{tensor}'. Use its name in the analysed graph.")
         kind, node = kind_of(self._frame.fact(name)), self._frame.producer(name)
         if isinstance(kind, Unknown) and kind.reason in WITHOUT_A_NODE and node is not None:
-            return Unknown(f"node '{node.name}' ({node.op}): {kind.reason}")
+            return replace(kind, reason=f"node '{node.name}' ({node.op}): {kind.reason}")
         return kind
 
     def rows_for_each(self, tensor: str) -> int | None:

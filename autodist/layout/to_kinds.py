@@ -5,6 +5,7 @@ from __future__ import annotations
 from autodist.layout.factors import NONE, Count, Factor, Factors, PartialSum, additive_over, describe, power
 from autodist.layout.facts import (
     Base,
+    Dims,
     Extremum,
     Fact,
     Form,
@@ -19,6 +20,7 @@ from autodist.layout.kinds import (
     BatchShaped,
     ByPosition,
     Kind,
+    Lengths,
     Mean,
     PerExample,
     Reduced,
@@ -41,7 +43,7 @@ def kind_of(fact: Fact) -> Kind:
     if isinstance(form, UnknownFact) and form.recovery is Recovery.BATCH_SHAPED:
         return BatchShaped(form.reason)
     if isinstance(form, (Statistic, UnknownFact)):
-        return Unknown(form.reason)
+        return Lengths(form.reason) if isinstance(fact, Dims) else Unknown(form.reason)
     if form.rows is not None:
         return _kind_of_rows(form, form.rows)
     if form.is_replicated:

@@ -91,6 +91,17 @@ def apart_from_the_means_of_classes(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean((made - tf.gather(means, classes)) ** 2) + 0.1 * tf.reduce_mean(means**2)
 
 
+def repeated(repeat: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], name: str) -> Loss:
+    """A root of a mean, repeated for each example, as a feature of its own (minibatch deviations of a GAN)."""
+
+    def loss(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        deviation = tf.reshape(tf.math.reduce_std(made[:, 0]), [1, 1])
+        return tf.reduce_mean(tf.concat([made, repeat(deviation, tf.shape(made)[0])], 1) ** 4)
+
+    loss.__name__ = name
+    return loss
+
+
 def behind_a_step_of_descent(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """A meta-gradient through an update computed from the whole batch, twice."""
     taught = tf.constant([[0.5], [-0.3]], made.dtype)
@@ -138,6 +149,10 @@ LOSSES = [
     beside_their_sum,
     beside_what_is_mapped_at_once,
     apart_from_the_means_of_classes,
+    repeated(lambda one, rows: tf.tile(one, [rows, 1]), "tiled"),
+    repeated(lambda one, rows: tf.broadcast_to(one, [rows, 1]), "broadcast"),
+    repeated(lambda one, rows: tf.fill([rows, 1], one[0, 0]), "filled"),
+    repeated(lambda one, rows: tf.repeat(one, rows, 0), "as_often_as_rows"),
     behind_a_step_of_descent,
     behind_a_step_of_descent_on_a_loss_of_keras,
     behind_gradients_scaled_by_a_root,
