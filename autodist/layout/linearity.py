@@ -141,7 +141,7 @@ class Linearity(GraphWalk[Grade]):
     def _evaluate(self, node: tf.compat.v1.NodeDef, sources: list[str]) -> Grade | list[Grade]:
         grades_in = [self._output(source) for source in sources]
         self._called.pop(node.name, None)
-        if node.op in _BY_SHAPES or node.name in self._left_out:
+        if node.op in _BY_SHAPES or node.name in self._left_out or _is_always_true(node, sources):
             return Grade.FREE
         if node.op in _ZEROS or _is_zero(node, grades_in):
             return Grade.ZERO
@@ -215,6 +215,14 @@ def _either(grades: Iterable[Grade]) -> Grade:
     if not distinct:
         return Grade.ZERO
     return distinct.pop() if len(distinct) == 1 else Grade.NONLINEAR
+
+
+def _is_always_true(node: tf.compat.v1.NodeDef, sources: Sequence[str]) -> bool:
+    """Returns True for the comparison of a tensor without NaN with itself, as `tf.recompute_grad` orders passes."""
+    if node.op != "Equal" or len(set(sources)) != 1:
+        return False
+    compared = tf.as_dtype(node.attr["T"].type)
+    return not compared.is_floating and not compared.is_complex
 
 
 def _is_zero(node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade]) -> bool:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.parts import PendingReductionKind
 from autodist.kernels import Context, rewrite
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -245,7 +245,7 @@ def test_values_of_python_code_in_a_custom_gradient_are_told_of(caplog: pytest.L
     assert "a tf.custom_gradient combines gradients" in message and "test_global_statistics.py" in message
 
 
-def test_nothing_is_exchanged_for_layers_that_are_computed_again() -> None:
+def test_nothing_is_exchanged_or_told_for_layers_that_are_computed_again(caplog: pytest.LogCaptureFixture) -> None:
     """TensorFlow's gradient of them looks at an element of the cotangents, to order the two passes."""
     weight = tf.Variable(np.eye(3), name="weight")
     layer = tf.recompute_grad(lambda x: tf.tanh(x @ weight) + tf.reduce_mean(x, 1, keepdims=True))
@@ -256,7 +256,11 @@ def test_nothing_is_exchanged_for_layers_that_are_computed_again() -> None:
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
         return loss
 
-    assert not capture(step, np.ones((4, 3)), is_split=True).step.in_step_all_reduces
+    captured = capture(step, np.ones((4, 3)), is_split=True)
+    assert not captured.step.in_step_all_reduces
+    with caplog.at_level(logging.WARNING, "autodist"):
+        rewritten(captured, plan(captured.step, 2))
+    assert not caplog.messages
 
 
 def column(x: tf.Tensor) -> tf.Tensor:

@@ -33,6 +33,7 @@ ROWS = np.arange(6.0, dtype="float32").reshape(3, 2)
         lambda s: (s * ROWS) @ ROWS.T / 3.0,
         lambda s: tf.concat([s * ROWS, tf.zeros([1, 2])], 0),
         lambda s: tf.where(ROWS > 2.0, s * ROWS, tf.zeros_like(ROWS)),
+        lambda s: tf.where(tf.equal(ROWS, 2.0), s * ROWS, tf.zeros_like(ROWS)),
         lambda s: tf.add_n([s * ROWS, tf.transpose(s * ROWS.T)]),
         lambda s: tf.einsum("ab,cb->ac", s * ROWS, ROWS),
         lambda s: tf.gather(tf.pad(s * ROWS, [[1, 0], [0, 0]]), [0, 2]),
@@ -44,6 +45,16 @@ ROWS = np.arange(6.0, dtype="float32").reshape(3, 2)
 )
 def test_is_proportional(function):
     assert graded(function) == (Grade.LINEAR, [])
+
+
+def is_equal_to_itself(value):
+    return tf.where(tf.equal(value, value), 0.0, 1.0)
+
+
+def test_a_comparison_with_itself_is_independent_without_nan():
+    assert graded(lambda s: ROWS + is_equal_to_itself(tf.cast(s, tf.bool)))[0] is Grade.FREE
+    assert graded(lambda s: s * (ROWS + is_equal_to_itself(tf.cast(s, tf.bool))))[0] is Grade.LINEAR
+    assert graded(lambda s: ROWS + is_equal_to_itself(s))[0] is Grade.NONLINEAR
 
 
 @pytest.mark.parametrize(
