@@ -233,7 +233,14 @@ class GradientReductions:
         statistic = statistics.find(name)
         if statistic is not None and statistic.is_arithmetic:
             return statistics.make(label, statistic, self._join)
-        why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
+        if isinstance(kind, PerExample):
+            raise RewriteError(
+                f"an optimizer's update ({reader}) reads {name}, which has a row for each example: the update computes "
+                "with examples and with gradients, which are whole only after the examples. To compute a loss with "
+                "new weights (a line search, an extra gradient), first assign these to the variable, and then compute "
+                "the loss from the variable. Or use means or sums over the batch in the update."
+            )
+        why = kind.reason if isinstance(kind, Unknown) else "it is neither a sum nor a mean over the batch"
         raise RewriteError(
             f"an optimizer's update ({reader}) reads {name}, which differs between replicas and cannot be combined "
             f"({why}). Use a mean or a sum over the batch, or arithmetic on these, in the update instead."

@@ -178,6 +178,23 @@ def test_an_update_that_reads_rows_of_the_batch_is_refused(shape):
         rewritten(captured, plan(captured.step, *shape))
 
 
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
+def test_a_loss_of_weights_that_are_assigned_later_is_refused(shape):
+    weight = variable("w", 4, 1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        change = tape.gradient(loss, weight)
+        is_better = tf.reduce_mean(tf.square(x @ (weight - change))) < loss
+        weight.assign_sub(tf.where(is_better, change, 0.1 * change))
+        return loss
+
+    captured = capture(step, *batches(4)[0])
+    with pytest.raises(RewriteError, match=r"a row for each example.*line search.*first assign these to the variable"):
+        rewritten(captured, plan(captured.step, *shape))
+
+
 @hardest_shape
 def test_an_update_may_read_the_loss(shape):
     weight = variable("w", 4, 1)
