@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from tensorflow.python.framework import ops  # the registry of gradients
 from autodist.capture.graphs import is_in_branch, records_here
 from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
 from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, decompose
+from autodist.capture.tape_records import has_recorded, noting_records
 from autodist.tf_compat.patches import (
     FORWARD_DERIVATIVE,
     GRAPH_GRADIENTS,
@@ -109,7 +110,7 @@ class GradientNotes:
         sources: Any,
         weights: Any,
         plain: Any,
-        recording: AbstractContextManager[object] | None = None,
+        tape: tf.GradientTape | None = None,
         stops: Any = None,
     ) -> Any:
         """Calls `plain(targets, weights)` with the weights multiplied by a seed, and records the gradients.
@@ -119,7 +120,7 @@ class GradientNotes:
             sources: the sources, flat or nested, as the user passes them.
             weights: output gradients of the targets; None for ones.
             plain: the wrapped function.
-            recording: context in which operations on the targets are recorded for differentiation.
+            tape: the tape that differentiates; None for a graph.
             stops: tensors that are treated as constants.
         """
         with self._inside() as is_outermost:
@@ -132,12 +133,14 @@ class GradientNotes:
             seed = _seed_of(tensors)
             flat_weights = [None] * len(flat) if weights is None else tf.nest.flatten(weights)
             ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
-            with recording or nullcontext():
+            with nullcontext() if tape is None else tape._ensure_recording():
                 tensors, flat_weights = _weigh(tensors, flat_weights)
                 points: tuple[DecompositionPoint, ...] = ()
                 if is_in_branch(graph):  # no kernel sets seeds there, so the gradients keep the layout of the ops
                     apart = tensors
-                elif self.decomposer is None or recording is not None:  # a tape has recorded the targets' inputs
+                elif tape is not None:  # it has recorded the targets' inputs
+                    apart, points = decompose(tensors, ends, functools.partial(has_recorded, tape))
+                elif self.decomposer is None:
                     apart, points = decompose(tensors, ends)
                 else:
                     apart, points = self.decomposer.decompose(tensors, ends, seed, self.calls)
@@ -266,7 +269,7 @@ def recording_gradients(in_functions: bool = True, decomposer: DecomposesLoss | 
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
         plain = lambda t, w: tape_gradient(self, t, sources, w, unconnected_gradients)  # noqa: E731
-        return notes.differentiate(target, sources, output_gradients, plain, self._ensure_recording())
+        return notes.differentiate(target, sources, output_gradients, plain, self)
 
     def helper(graph_gradients: Any, ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("src_graph") is not None or len(args) >= 7:  # the body of a loop
@@ -276,16 +279,15 @@ def recording_gradients(in_functions: bool = True, decomposer: DecomposesLoss | 
         plain = lambda t, w: graph_gradients(t, xs, w, *args, **kwargs)  # noqa: E731
         return notes.differentiate(ys, xs, grad_ys, plain, stops=stops)
 
-    with patched(
-        {
-            TAPE_GRADIENT: gradient,
-            TAPE_JACOBIAN: functools.partial(jacobian, Jacobian),
-            TAPE_BATCH_JACOBIAN: functools.partial(jacobian, BatchJacobian),
-            GRAPH_GRADIENTS: helper,
-            VECTORIZED: unnoted,  # the gradient of a single example has no part of a batch
-            FORWARD_DERIVATIVE: unnoted,  # an op's forward derivative is the gradient of its gradient by its weights
-        }
-    ):
+    wrappers = {
+        TAPE_GRADIENT: gradient,
+        TAPE_JACOBIAN: functools.partial(jacobian, Jacobian),
+        TAPE_BATCH_JACOBIAN: functools.partial(jacobian, BatchJacobian),
+        GRAPH_GRADIENTS: helper,
+        VECTORIZED: unnoted,  # the gradient of a single example has no part of a batch
+        FORWARD_DERIVATIVE: unnoted,  # an op's forward derivative is the gradient of its gradient by its weights
+    }
+    with patched(wrappers), noting_records():
         yield notes
 
 

@@ -40,18 +40,22 @@ class DecompositionPoint:
 
 
 def decompose(
-    targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor]
+    targets: Sequence[tf.Tensor],
+    ends: Collection[tf.Tensor],
+    is_recorded: Callable[[tf.Tensor], bool] = lambda tensor: True,
 ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
     """Returns the tensors to differentiate in place of the targets, and their decomposition points, parts first.
 
     Args:
         targets: floats of one graph.
         ends: tensors at which gradients end; the search stops there.
+        is_recorded: returns False for a tensor at which gradients end too, since no tape has recorded its operation.
 
     Returns:
         The targets and no points for a single target that is not computed from several values.
     """
-    arithmetic = _Arithmetic(targets, {id(t) for t in ends})
+    at = {id(t) for t in ends}
+    arithmetic = _Arithmetic(targets, lambda t: id(t) in at or not is_recorded(t))
     if len(targets) == 1 and not arithmetic.again:
         return list(targets), ()
     apart, points = arithmetic.decompose()
@@ -65,12 +69,12 @@ class _Arithmetic:
         again: the tensors to compute again, by id; all others are taken as they are.
     """
 
-    def __init__(self, targets: Sequence[tf.Tensor], ends: Collection[int]) -> None:
+    def __init__(self, targets: Sequence[tf.Tensor], is_end: Callable[[tf.Tensor], bool]) -> None:
         self._targets = targets
-        self._order = _in_order(targets, ends)
-        alike = _alike_everywhere(self._order, ends)
+        self._order = _in_order(targets, is_end)
+        alike = _alike_everywhere(self._order, is_end)
         self.again = {
-            id(t): t for t in self._order if id(t) not in ends and id(t) not in alike and _operands(t) is not None
+            id(t): t for t in self._order if id(t) not in alike and not is_end(t) and _operands(t) is not None
         }
         self._points: list[DecompositionPoint] = []
         self._at: dict[int, int] = {}
@@ -117,7 +121,7 @@ class _Arithmetic:
         return tuple(found)
 
 
-def _in_order(targets: Sequence[tf.Tensor], ends: Collection[int]) -> list[tf.Tensor]:
+def _in_order(targets: Sequence[tf.Tensor], is_end: Callable[[tf.Tensor], bool]) -> list[tf.Tensor]:
     """Returns the targets and their operands by arithmetic, operands first."""
     order: dict[int, tf.Tensor] = {}
     front = [(t, False) for t in targets]
@@ -125,7 +129,7 @@ def _in_order(targets: Sequence[tf.Tensor], ends: Collection[int]) -> list[tf.Te
         tensor, is_entered = front.pop()
         if id(tensor) in order:
             continue
-        operands = None if id(tensor) in ends else _operands(tensor)
+        operands = None if is_end(tensor) else _operands(tensor)
         if is_entered or operands is None:
             order[id(tensor)] = tensor
         else:
@@ -133,11 +137,11 @@ def _in_order(targets: Sequence[tf.Tensor], ends: Collection[int]) -> list[tf.Te
     return list(order.values())
 
 
-def _alike_everywhere(order: Sequence[tf.Tensor], ends: Collection[int]) -> set[int]:
+def _alike_everywhere(order: Sequence[tf.Tensor], is_end: Callable[[tf.Tensor], bool]) -> set[int]:
     """Returns the tensors computed from constants and variables only, which are not computed again."""
     found: set[int] = set()
     for t in order:
-        operands = None if id(t) in ends else _operands(t)
+        operands = None if is_end(t) else _operands(t)
         if t.op.type in ("Const", "ReadVariableOp") or (operands and all(id(i) in found for i in operands)):
             found.add(id(t))
     return found

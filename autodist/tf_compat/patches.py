@@ -146,8 +146,8 @@ _TAPE, _FORWARD = "tensorflow:GradientTape", f"{_TF}.eager.forwardprop"
 TAPE_GRADIENT = Patch(_TAPE, "gradient", _TENSORFLOW, "records gradients")
 TAPE_JACOBIAN = Patch(_TAPE, "jacobian", _TENSORFLOW, "records jacobians")
 TAPE_BATCH_JACOBIAN = Patch(_TAPE, "batch_jacobian", _TENSORFLOW, "records jacobians")
-TAPE_PUSH = Patch(_TAPE, "_push_tape", _TENSORFLOW, "lets a tape differentiate again")
-TAPE_POP = Patch(_TAPE, "_pop_tape", _TENSORFLOW, "lets a tape differentiate again")
+TAPE_PUSH = Patch(_TAPE, "_push_tape", _TENSORFLOW, "lets a tape differentiate again, and notes when it records")
+TAPE_POP = Patch(_TAPE, "_pop_tape", _TENSORFLOW, "lets a tape differentiate again, and notes when it records")
 TAPE_FUNCTION = Patch(
     f"{_OPS}.control_flow_util_v2", "run_as_function_for_tape_gradients", _TENSORFLOW,
     "keeps conditionals and loops in the graph",

@@ -105,6 +105,50 @@ def test_nothing_is_looked_at_behind_what_gradients_end_at():
     assert [point.tensor.op.type for point in notes.calls[0].decomposition_points] == ["AddV2", "Mul"]
 
 
+def stopped(tape, v):
+    with tape:
+        a, b = v[0] * 1.0, v[1] * 3.0
+        with tape.stop_recording():
+            share = a / (a + b)
+        return a * b + share * b
+
+
+def added_outside(tape, v):
+    with tape:
+        a, b = v[0] * 1.0, v[1] * 3.0
+    return a * b + b
+
+
+def reset(tape, v):
+    with tape:
+        a, b = v[0] * 1.0, v[1] * 3.0
+        product = a * b
+        tape.reset()
+        return product * (v[0] + v[1])
+
+
+def before(tape, v):
+    a, b = v[0] * 1.0, v[1] * 3.0
+    with tape:
+        return (a * b + a) * v[1]
+
+
+@pytest.mark.parametrize("loss", [stopped, added_outside, reset, before])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_gradients_end_where_the_tape_does_not_record(loss, persistent):
+    variable = tf.Variable([1.0, 2.0])
+
+    def gradient():
+        tape = tf.GradientTape(persistent)
+        found = tape.gradient(loss(tape, variable), variable)
+        return tf.zeros([0]) if found is None else found
+
+    with recording_gradients() as notes:
+        found = tf.function(gradient)()
+    assert found.numpy().tolist() == gradient().numpy().tolist()
+    assert len(notes.calls) == 1
+
+
 def test_sums_longer_than_python_may_call_itself_are_taken_apart(few_calls_deep):
     def build(v):
         total, other = v[0], v[1]
