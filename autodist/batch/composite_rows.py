@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from autodist.batch.examples import blank
 from autodist.errors import CaptureError
 
 Array = NDArray[Any]
@@ -119,8 +120,7 @@ def _padded(lengths: NDArray[np.int64], arrays: Sequence[Array]) -> list[Array]:
     present = np.arange(max(lengths.max(initial=0), 1)) < lengths[:, None]
     padded = []
     for array in arrays:
-        nothing = b"" if array.dtype == object else 0  # TensorFlow's strings are NumPy's objects
-        rows = np.full((*present.shape, *array.shape[1:]), nothing, array.dtype)
+        rows = blank((*present.shape, *array.shape[1:]), array.dtype)
         rows[present] = array
         padded.append(rows)
     return [present, *padded]

@@ -233,13 +233,18 @@ def take(value: Any, axis: int, share: Share) -> np.ndarray:
 
 
 def with_a_row(value: Any, axis: int) -> np.ndarray:
-    """Returns an array with a row of zeros if it has none, for ops that do not support empty batches."""
+    """Returns an array with a blank row if it has none, for ops that do not support empty batches."""
     array = np.asarray(value)
     if array.shape[axis]:
         return array
     shape = list(array.shape)
     shape[axis] = 1
-    return np.zeros(shape, array.dtype)
+    return blank(shape, array.dtype)
+
+
+def blank(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    """Returns an array of zeros, or of empty strings. TensorFlow's strings are NumPy's objects."""
+    return np.full(shape, b"", dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
 
 
 def length_of(value: Any) -> int | None:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
-from autodist.batch.examples import Share, require_examples, rows_of
+from autodist.batch.examples import Share, blank, require_examples, rows_of
 from autodist.errors import CaptureError, ClusterError
 
 _FIX = (
@@ -171,8 +171,7 @@ def _pad_all(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _pad(array: np.ndarray, length: int) -> np.ndarray:
-    nothing = b"" if array.dtype == object else 0  # TensorFlow's strings are NumPy's objects
-    longer = np.full((array.shape[0], length, *array.shape[2:]), nothing, array.dtype)
+    longer = blank((array.shape[0], length, *array.shape[2:]), array.dtype)
     longer[:, : array.shape[1]] = array
     return longer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,11 @@ def test_an_empty_array_gets_a_row_that_does_not_count():
     assert (found.shape, found.dtype) == ((2, 1, 3), np.int32)
     rows = np.ones((2, 3))
     assert with_a_row(rows, 0) is rows
+
+
+def test_a_row_that_does_not_count_is_one_of_its_type():
+    assert tf.constant(with_a_row(np.zeros((0, 2), object), 0)).numpy().tolist() == [[b"", b""]]
+    assert with_a_row(np.zeros((0, 1), "<U3"), 0).tolist() == [[""]]
 
 
 def test_examples_are_counted_along_each_inputs_axis():
