@@ -20,6 +20,7 @@ from autodist.checkpoint.save_schedule import SaveRequest, Schedule
 from autodist.checkpoint.slices import KeyedVariable, read_into_process
 from autodist.errors import CheckpointError
 from autodist.graph.step import CapturedStep
+from autodist.logs.formatting import some_of
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.resources import CheckpointSection
 from autodist.runs.run import Run
@@ -67,6 +68,7 @@ class AutomaticCheckpoints(StepObserver):
         )
         self.is_in_fit = self.has_read_steps = False
         self._named: dict[str, _Trained] = {}
+        self._restored: set[str] = set()
         self._steps: list[list[str]] = []
         self._round: set[int] = set()
         self._has_begun = False
@@ -221,7 +223,21 @@ class AutomaticCheckpoints(StepObserver):
             )
         reader = tf.train.load_checkpoint(prefix)
         there = _require_same(prefix, reader, {name: _stored(self._named[name]) for name in names})
+        self._restored |= there
+        if not there:
+            self._warn_of_initial_values(names)
         return [name for name in new if name in there]
+
+    def _warn_of_initial_values(self, names: Sequence[str]) -> None:
+        """Warns of a step without a saved variable, unless steps before it have restored all that is saved."""
+        prefix = self._run.resumed["prefix"]
+        if unused := sorted({name for step in read_about(prefix)["steps"] for name in step} - self._restored):
+            log.warning(
+                "%s has no value of a step with the variables %s, which begins with their initial values; it has "
+                "values of %s, which no step has used yet. If this is another model, or other names, name another "
+                "folder in `checkpoint` of the YAML, or use the names from before.",
+                prefix, some_of(names), some_of(unused),
+            )  # fmt: skip
 
 
 def _stored(variable: _Trained) -> StoredVariable:

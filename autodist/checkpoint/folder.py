@@ -79,7 +79,9 @@ class Folder:
         Raises:
             CheckpointError: the folder cannot be listed.
         """
-        named = tf.train.latest_checkpoint(self.path)
+        named = None
+        with suppress(ValueError):  # the file `checkpoint` names none: it is empty, as after a crash of the machine
+            named = tf.train.latest_checkpoint(self.path)
         if named is not None:
             return str(named)
         numbers = self.numbers()

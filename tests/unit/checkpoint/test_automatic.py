@@ -161,6 +161,28 @@ def test_another_model_is_refused_before_it_is_trained(tmp_path):
         np.testing.assert_array_equal(value, before[name])
 
 
+def test_a_step_without_a_saved_variable_is_reported_unless_all_saved_ones_are_restored(tmp_path, caplog):
+    """If the names of all variables have changed, the run would go on from initial values without a word."""
+
+    def train(names):
+        ad = autodist(tmp_path)
+        with ad.scope():
+            variables = [tf.Variable([1.0, 2.0], name=name) for name in names]
+            steps = [ad.function(Two.step_of(variable)) for variable in variables]
+        for number in range(ad.steps_done, ad.steps_done + 2):
+            for step in steps:
+                step(np.full(4, number + 1.0, np.float32))
+        ad._run.end.finish()
+
+    train(["before"])
+    train(["before", "added"])
+    assert "initial values" not in caplog.text
+    train(["now", "before", "added"])
+    assert caplog.text.count("initial values") == 1
+    assert "has no value of a step with the variables now, which begins" in caplog.text
+    assert "it has values of added, before, which no step has used yet" in caplog.text
+
+
 def test_a_checkpoint_of_the_scripts_own_is_refused(tmp_path):
     ad = AutoDist()
     ad.checkpoint(tmp_path, model=Model()).save(step=3)

@@ -125,6 +125,13 @@ def test_only_the_last_ones_stay_and_tensorflow_knows_them(tmp_path):
     assert manager.latest_checkpoint == path
 
 
+@pytest.mark.parametrize("content", [b"", b"\0\0\xff", b"model_checkpoint_path: 'gone'"])
+def test_the_last_checkpoint_is_found_by_its_number_if_the_state_file_names_none(tmp_path, content):
+    path = save(Folder(tmp_path), 3)
+    (tmp_path / "checkpoint").write_bytes(content)
+    assert Folder(tmp_path).latest() == path
+
+
 def test_a_folder_that_was_moved_is_read(tmp_path):
     save(Folder(tmp_path / "before"), 1)
     os.rename(tmp_path / "before", tmp_path / "after")
