@@ -105,8 +105,8 @@ def require_seen(worker: int, prefix: str, index: str | None = None) -> None:
 
 def _damaged(prefix: str, fault: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint {prefix} is damaged, and nothing was restored: {fault}. Remove its files ({prefix}.*), so that "
-        "the one before is the last, or restore another by its path."
+        f"the checkpoint {prefix} is damaged, and nothing was restored: {fault}. Remove its files ({prefix}.*), so "
+        "that the one before is the last, or restore another by its path."
     )
 
 

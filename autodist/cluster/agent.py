@@ -10,6 +10,7 @@ This module imports neither TensorFlow nor any other large package.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import signal
@@ -284,9 +285,14 @@ def _version(package: str) -> str | None:
 def take_streams() -> tuple[BinaryIO, BinaryIO]:
     """Returns standard input and output for messages; further output goes to standard error.
 
-    The input is a duplicate, so that Python does not wait at its exit for the thread that reads.
+    The input is a duplicate, so that Python does not wait at its exit for the thread that reads. The output begins with
+    an empty line: a start file of the login may have printed text without a line ending.
     """
-    return os.fdopen(os.dup(0), "rb"), take_output()
+    incoming, outgoing = os.fdopen(os.dup(0), "rb"), take_output()
+    with contextlib.suppress(OSError):  # nobody reads any more
+        outgoing.write(b"\n")
+        outgoing.flush()
+    return incoming, outgoing
 
 
 def main() -> int:

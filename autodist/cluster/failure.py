@@ -121,7 +121,13 @@ def why_agent_ended(output: str) -> str:
         )
     if re.search(r"account is (currently )?not available", output):
         return f"its user may not log in there; give its SSH group a `username` that has a shell ({output})"
-    return f"its agent ended with the output:\n{output}"
+    ended = f"its agent ended with the output:\n{output}"
+    if "Traceback (most recent call last)" in output:
+        return ended
+    return (
+        f"{ended}\nIf another program has printed this, let the login there run the requested command (no "
+        "`ForceCommand`, no restricted shell)"
+    )
 
 
 def _signal_name(number: int) -> str:

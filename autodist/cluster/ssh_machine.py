@@ -129,7 +129,7 @@ class SSHMachine(ABC, Generic[_Login]):
         try:
             started = self._start(quote(command))
             started.send(stdin)
-        except (paramiko.SSHException, OSError) as error:
+        except (paramiko.SSHException, OSError, EOFError) as error:
             raise self._no_command(error) from error
         return started
 
@@ -173,7 +173,12 @@ class SSHMachine(ABC, Generic[_Login]):
             raise self._no_command(error) from error
 
     def _no_command(self, error: Exception) -> ClusterError:
-        return ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}")
+        host = self._settings.host
+        if isinstance(error, SessionRefusedError):
+            fix = "let its sshd_config allow sessions (`MaxSessions` 1 or more)"
+        else:
+            fix = "the connection ended after the login; if the server was not stopped, its log has the reason"
+        return ClusterError(f"{host}: the SSH server starts no command ({str(error) or type(error).__name__}); {fix}")
 
     @abstractmethod
     def _log_in(self) -> _Login:

@@ -165,7 +165,7 @@ class StreamRelay:
         self._sending = threading.Lock()
         self._ended = Event()
         self._problem: str | None = None
-        self._receiving = True
+        self._receiving, self._has_received = True, False
         self._timeout = timeout
 
     def run(self) -> None:
@@ -182,9 +182,16 @@ class StreamRelay:
             if not self._receiving:
                 self._timeout.restart()
             if self._timeout.has_expired():
+                hint = (
+                    ""
+                    if self._has_received
+                    else (
+                        f"; if `ssh {self._host} true` does not end, its login waits in a start file or a `ForceCommand`"
+                    )
+                )
                 self._end(
                     f"nothing was heard from {self._host} for {self._timeout.limit:g} s; check that the machine and "
-                    "the network to it are up; if the network pauses for longer, raise `silence_timeout`"
+                    f"the network to it are up{hint}; if the network pauses for longer, raise `silence_timeout`"
                 )
         errors.join(1)
         if self._problem is not None:
@@ -220,7 +227,7 @@ class StreamRelay:
         try:
             while received := self._remote.receive():
                 # The agent is not silent if the chief does not read the output (its terminal may be halted).
-                self._receiving = False
+                self._receiving, self._has_received = False, True
                 _write(self._streams.outgoing, received)
                 self._timeout.restart()
                 self._receiving = True

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shlex
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,6 +32,12 @@ def test_a_message_of_which_the_login_has_read_a_part_is_reported_so() -> None:
     (said,) = map(decode, outgoing.getvalue().splitlines())
     assert isinstance(said, Lost)
     assert "the login there runs" in said.problem and "reads standard input" in said.problem
+
+
+def test_text_without_a_line_ending_that_the_login_prints_first_hides_no_message() -> None:
+    login = f"printf 'hello: '; exec {shlex.quote(sys.executable)} -P -m autodist.cluster.agent"
+    greeting, message = subprocess.check_output(["/bin/sh", "-c", login], input=b"?\n").splitlines()
+    assert greeting == b"hello: " and isinstance(decode(message), Lost)
 
 
 def test_an_agent_reports_its_version() -> None:

@@ -85,6 +85,7 @@ def test_exit_reason(status: int, joined: bool, done: bool, words: str) -> None:
         ("unknown option -P\nusage: python", "older than 3.11"),
         ("env: '/venv/bin/python': No such file or directory", "there is no Python"),
         ("Killed", "its agent ended with the output:\nKilled"),
+        ("This service allows sftp connections only.", "let the login there run the requested command"),
         ("", "without any output: it was killed"),
         ("This account is currently not available.", "may not log in there; give its SSH group a `username`"),
     ],

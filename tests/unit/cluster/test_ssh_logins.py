@@ -91,3 +91,30 @@ def test_without_patience_it_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ClusterError, match=r"it failed\.\Z"):
         machine.log_in(0)
     assert machine.tries == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            paramiko.ChannelException(2, "Connect failed"),
+            r"\(ChannelException\(2, .*\)\); .*`MaxSessions`",
+        ),
+        (EOFError(), r"\(EOFError\); the connection ended after the login"),
+    ],
+    ids=["no-session", "hung-up"],
+)
+def test_a_login_that_starts_no_command_is_reported_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
+) -> None:
+    class Client:
+        def get_transport(self) -> Client:
+            return self
+
+        def open_session(self, timeout: float) -> None:
+            raise error
+
+    monkeypatch.setattr(ssh_paramiko, "connect", lambda settings: Client())
+    machine = ParamikoMachine(SSHSettings("10.0.0.2"), lambda seconds: True)
+    with pytest.raises(ClusterError, match=f"10.0.0.2: the SSH server starts no command {text}"):
+        machine.start(["true"], b"")
