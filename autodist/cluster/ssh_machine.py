@@ -46,6 +46,10 @@ class SSHCommand(ABC):
     def __init__(self, host: str, stream: paramiko.Channel | socket.socket) -> None:
         self._host, self.stream = host, stream
 
+    @property
+    def hint_of_silence(self) -> str:
+        return f"; if `ssh {self._host} true` does not end, a start file or a `ForceCommand` of the login waits"
+
     def send(self, content: bytes) -> None:
         self.stream.sendall(content)
 

@@ -22,6 +22,11 @@ from autodist.waits import Event
 class RemoteCommand(Protocol):
     """A connection to a command on another machine."""
 
+    @property
+    def hint_of_silence(self) -> str:
+        """The end of a sentence with a further check, for a command that has never sent anything; may be empty."""
+        ...
+
     def send(self, content: bytes) -> None:
         """Sends all bytes; raises OSError if the connection has ended."""
         ...
@@ -182,13 +187,7 @@ class StreamRelay:
             if not self._receiving:
                 self._timeout.restart()
             if self._timeout.has_expired():
-                hint = (
-                    ""
-                    if self._has_received
-                    else (
-                        f"; if `ssh {self._host} true` does not end, its login waits in a start file or a `ForceCommand`"
-                    )
-                )
+                hint = "" if self._has_received else self._remote.hint_of_silence
                 self._end(
                     f"nothing was heard from {self._host} for {self._timeout.limit:g} s; check that the machine and "
                     f"the network to it are up{hint}; if the network pauses for longer, raise `silence_timeout`"

@@ -16,6 +16,9 @@ class FollowerConnection:
         name: name of the process, for messages.
     """
 
+    hint_of_silence = ""
+    """It has sent a message before, as it joined."""
+
     def __init__(self, connection: socket.socket, name: str) -> None:
         self._connection, self._name = connection, name
         self._problem: str | None = None
