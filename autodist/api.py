@@ -60,8 +60,7 @@ from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.end_with_script import end_with_function, end_with_script
 from autodist.runs.keras_mesh import errors_with_mesh, mesh_builder, settings_of
-from autodist.runs.keras_variables import defer_initial_values
-from autodist.runs.keras_weights import defer_loaded_weights
+from autodist.runs.keras_values import defer_values
 from autodist.runs.metrics.step_metrics import measure_steps
 from autodist.runs.resolve_config import resolve
 from autodist.runs.restarts import earlier_starts
@@ -746,8 +745,7 @@ class AutoDist:
             check_early_meshes(self._settings)
         set_run(self._settings)
         if self._settings.divides_variables:
-            defer_initial_values()
-            defer_loaded_weights()
+            defer_values()
         check_distribution(self._distribution or sharding_distribution(chosen))
 
     def _decomposer(self, sums: AllReduceNotes) -> GraphBatchStatistics | None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from autodist.capture.keras.distribution import run_settings
 from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
 from autodist.errors import CheckpointError
-from autodist.runs.keras_weights import defer_loaded_weights
+from autodist.runs.keras_values import defer_values
 from autodist.runtime.deferred_values import deferred
 from tests.versions import since_keras
 
@@ -26,7 +26,7 @@ WIDTH = 600
 @pytest.fixture(autouse=True)
 def _run() -> Iterator[None]:
     before = [*run_settings._current]
-    defer_loaded_weights()
+    defer_values()
     set_run(RunSettings(("cpu:0", "cpu:1"), divides_variables=True))
     yield
     run_settings._current[:] = before

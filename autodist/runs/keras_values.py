@@ -1,6 +1,7 @@
-"""Weights that Keras loads from a file (`load_weights`, `from_preset`), read from it again when they are needed.
+"""Values of Keras's large variables, computed or read when the first step takes the slices of each worker.
 
-Loading checks the shapes, and leaves large values in the file until the first step takes the slices of each worker.
+An initial value is computed then. A weight that Keras loads (`load_weights`, `from_preset`) is read from its file
+again: loading checks the shape alone.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,67 @@ from autodist.errors import CheckpointError
 from autodist.runtime.deferred_values import DeferredValue, defer, deferred
 from autodist.runtime.eager_watch import is_watched
 from autodist.runtime.variables import LARGE
-from autodist.tf_compat.patches import STORED_WEIGHT, VARIABLE_ASSIGN, WEIGHTS_FILE, install
+from autodist.tf_compat.patches import (
+    STORED_WEIGHT,
+    VARIABLE_ASSIGN,
+    VARIABLE_INITIALIZER,
+    WEIGHTS_FILE,
+    install,
+)
+
+_OF_KERAS = "keras.src.initializers."
+"""Prefix of the modules of Keras's own initializers, whose values follow from their options and the seed."""
+
+
+@functools.cache
+def defer_values() -> None:
+    """Defers the values of Keras's large variables from now on, in runs whose strategy divides variables.
+
+    Before Keras 3.11, weights are read when they are loaded.
+    """
+    from keras.src.backend.config import backend
+
+    if backend() != "tensorflow":
+        return
+    install(VARIABLE_INITIALIZER, _initialize)
+    if STORED_WEIGHT.exists and WEIGHTS_FILE.exists:
+        install(STORED_WEIGHT, _read)
+        install(VARIABLE_ASSIGN, _assign)
+        install(WEIGHTS_FILE, _open)
+
+
+def _is_deferred(byte_size: int) -> bool:
+    """Returns True if the run defers a value of that size."""
+    run = current_run()
+    return run is not None and run.divides_variables and byte_size >= LARGE
+
+
+def _initialize(plain: Callable[..., None], variable: Any, initializer: Callable[..., Any]) -> None:
+    """Wraps the method by which a Keras variable is set to the value of an initializer."""
+    dtype, shape = tf.as_dtype(variable._dtype), tuple(variable._shape)
+    if not _is_deferred(prod(shape) * dtype.size) or not _is_repeatable(initializer):
+        plain(variable, initializer)
+        return
+
+    def compute() -> tf.Tensor:
+        return tf.convert_to_tensor(initializer(shape, dtype=variable._dtype), dtype)
+
+    def empty(shape: Sequence[int], dtype: str) -> tf.Tensor:
+        """Returns memory that is not written, and which the system therefore need not provide."""
+        return tf.raw_ops.Empty(shape=shape, dtype=dtype)
+
+    with tf.init_scope():  # as TensorFlow does for variables that functions make, such as slots in a custom step
+        plain(variable, empty)
+        defer(variable._value, compute)
+
+
+def _is_repeatable(initializer: Any) -> bool:
+    """Returns True if each call of an initializer returns the same value, and none draws from a state."""
+    with tf.init_scope():
+        is_eager = tf.executing_eagerly()
+    if not is_eager or not type(initializer).__module__.startswith(_OF_KERAS):
+        return False
+    return isinstance(getattr(initializer, "seed", 0), int)
 
 
 class _WeightsFile:
@@ -83,26 +145,11 @@ class _Loaded(np.ndarray):
     source: tuple[str, str] | None = None
 
 
-@functools.cache
-def defer_loaded_weights() -> None:
-    """Leaves large weights in their files from now on, in runs whose strategy divides variables.
-
-    Before Keras 3.11, weights are read when they are loaded.
-    """
-    from keras.src.backend.config import backend
-
-    if backend() == "tensorflow" and STORED_WEIGHT.exists and WEIGHTS_FILE.exists:
-        install(STORED_WEIGHT, _read)
-        install(VARIABLE_ASSIGN, _assign)
-        install(WEIGHTS_FILE, _open)
-
-
 def _read(plain: Callable[..., Any], store: Any, key: str) -> Any:
     """Wraps the method by which Keras reads a value from a file."""
     value = plain(store, key)
-    run = current_run()
     group = store._h5_entry_group
-    if run is None or not run.divides_variables or value.nbytes < LARGE or group.file.driver == "fileobj":
+    if not _is_deferred(value.nbytes) or group.file.driver == "fileobj":
         return value  # the file of the driver "fileobj" is in memory, or a part of an archive
     loaded = value.view(_Loaded)
     loaded.source = os.path.abspath(group.file.filename), f"{group.name}/{key}"

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from autodist.capture.keras.distribution import run_settings
 from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
-from autodist.runs.keras_variables import defer_initial_values
+from autodist.runs.keras_values import defer_values
 from autodist.runtime.deferred_values import defer, deferred
 from autodist.strategies import FSDP, PS, AllReduce, Mesh, Pipeline, divides_variables
 
@@ -22,7 +22,7 @@ LARGE = (1024, 513)
 @pytest.fixture(autouse=True)
 def _run() -> Iterator[None]:
     before = [*run_settings._current]
-    defer_initial_values()
+    defer_values()
     set_run(RunSettings(("cpu:0", "cpu:1"), divides_variables=True))
     yield
     run_settings._current[:] = before
@@ -109,7 +109,7 @@ def test_slots_are_deferred_where_the_step_makes_them(
         names.append(variable.name)
         defer(variable, compute)
 
-    monkeypatch.setattr("autodist.runs.keras_variables.defer", noting)
+    monkeypatch.setattr("autodist.runs.keras_values.defer", noting)
 
     def trained() -> tuple[keras.Optimizer, np.ndarray]:
         kernel = keras.Variable(keras.initializers.HeNormal(seed=1), shape=LARGE, dtype="float32", name="kernel")
