@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import queue
 import threading
+import time
 from abc import ABC, abstractmethod
+from typing import Self, TypeVar
 
 from autodist.cluster.failure import LAST_LINES, why_agent_ended
 from autodist.cluster.protocol import Lost, Message, ProtocolError, decode, encode
 from autodist.cluster.transport import Channel
+from autodist.errors import ClusterError
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+_END_LIMIT = 2.0
+"""Seconds for an agent that answers requests to end on its own."""
 
 _LAST_WORDS_LIMIT = 5.0
 """Seconds for reading the last messages of an agent that has ended."""
@@ -87,3 +96,42 @@ class AgentConnection(ABC):
     def _keep(self, line: bytes) -> None:
         if line.strip():
             self._other_lines.append(line.decode(errors="replace").rstrip())
+
+
+class RequestConnection(AgentConnection):
+    """A connection to an agent that answers requests; as a context manager, it ends the agent at its exit."""
+
+    def __init__(self, name: str, channel: Channel) -> None:
+        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        super().__init__(name, channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        self.end_input()
+        self.wait(_END_LIMIT)
+        self.close()
+
+    def next_answer(self, kind: type[_Answer], limit: float) -> _Answer:
+        """Returns the next message of a kind, and drops others, such as heartbeats.
+
+        Raises:
+            ClusterError: the machine cannot be reached, or sends no such message for `limit` seconds.
+        """
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise ClusterError(
+                    f"no answer within {limit:g} s; check that the machine is up and not overloaded, or raise "
+                    "`reach_timeout`"
+                ) from None
+            if isinstance(answer, Lost):
+                raise ClusterError(answer.problem)
+            if isinstance(answer, kind):
+                return answer
+
+    def _handle(self, message: Message) -> None:
+        self._answers.put(message)

@@ -1,4 +1,4 @@
-"""Offset between this process's clock and the chief's."""
+"""Offset between the clocks of two processes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ClockOffset:
         return ClockOffset(remote - (sent + received) / 2, abs(received - sent) / 2)
 
 
-def against(query: Callable[[], float], now: Callable[[], float] = time.time) -> ClockOffset:
-    """Returns the offset of this process's clock from another one.
+def measure_offset(query: Callable[[], float], now: Callable[[], float] = time.time) -> ClockOffset:
+    """Returns the offset of another clock from that of this process.
 
     Args:
         query: queries the other clock, in seconds since 1970.
@@ -44,5 +44,4 @@ def against(query: Callable[[], float], now: Callable[[], float] = time.time) ->
         sent, remote = now(), query()
         return ClockOffset.of(sent, remote, now())
 
-    best = min((once() for _ in range(_QUERIES)), key=lambda clock: clock.uncertainty)
-    return ClockOffset(-best.ahead, best.uncertainty)
+    return min((once() for _ in range(_QUERIES)), key=lambda clock: clock.uncertainty)

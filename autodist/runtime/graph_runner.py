@@ -15,7 +15,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from autodist.errors import ClusterError
 from autodist.graph.imported import ImportedGraph
-from autodist.runtime.clocks import against
+from autodist.runtime.clocks import measure_offset
 from autodist.runtime.inbox_loops import InboxLoops, keep_open
 from autodist.runtime.persistent_buffers import PersistentBuffers
 from autodist.runtime.reserved_threads import ReservedThreads
@@ -85,8 +85,8 @@ class GraphRunner:
         if len(others) > 1:
             with self._lock, self.graph.as_default(), tf.device(chiefs[0]):
                 now = tf.timestamp()
-            clock = against(lambda: float(self.session.run(now)))
-            metadata |= {"workers": len(others), "clock_ahead": clock.ahead, "clock_uncertainty": clock.uncertainty}
+            chief = measure_offset(lambda: float(self.session.run(now)))
+            metadata |= {"workers": len(others), "clock_ahead": -chief.ahead, "clock_uncertainty": chief.uncertainty}
         return metadata
 
     def callable_with_options(

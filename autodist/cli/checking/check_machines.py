@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import queue
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -19,12 +17,12 @@ from autodist.cli.checking.messages import (
     TimeRequest,
 )
 from autodist.cluster.addresses import host_and_port
-from autodist.cluster.agent_connection import AgentConnection
-from autodist.cluster.protocol import Heartbeat, Lost, Message
+from autodist.cluster.agent_connection import RequestConnection
+from autodist.cluster.protocol import Message
 from autodist.cluster.transport import Channel, open_channels
 from autodist.errors import ClusterError
 from autodist.resources import Node, ResourceSpec, Worker
-from autodist.runtime.clocks import ClockOffset
+from autodist.runtime.clocks import ClockOffset, measure_offset
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -38,7 +36,6 @@ _RETRY_LIMIT = 5.0
 """Seconds to wait for a machine that does not answer; the user can simply repeat the check."""
 
 _INSPECT_LIMIT, _CLOCK_LIMIT = 120.0, 10.0
-_CLOCK_READS = 8
 
 
 @dataclass(frozen=True)
@@ -120,15 +117,16 @@ class _MachineCheck:
         self._connection = closing.enter_context(ProbeConnection(channel))
 
     def run(self) -> CheckedMachine:
-        assert self._connection is not None, "opened before"
+        connection = self._connection
+        assert connection is not None, "opened before"
         checked = CheckedMachine(self._node, self._workers)
         try:
-            self._connection.read_clock(self._spec.reach_timeout + self._spec.connect_timeout)
-            machine = self._connection.inspect(self._request, _INSPECT_LIMIT)
-            clocks = [ClockOffset.of(*self._connection.read_clock(_CLOCK_LIMIT)) for _ in range(_CLOCK_READS)]
+            connection.read_clock(self._spec.reach_timeout + self._spec.connect_timeout)
+            machine = connection.inspect(self._request, _INSPECT_LIMIT)
+            clock = measure_offset(lambda: connection.read_clock(_CLOCK_LIMIT))
         except ClusterError as error:
             return replace(checked, problem=str(error))
-        return replace(checked, machine=machine, clock=min(clocks, key=lambda clock: clock.uncertainty))
+        return replace(checked, machine=machine, clock=clock)
 
     def reach(self, checked: CheckedMachine, addresses: Sequence[str]) -> CheckedMachine:
         """Connects from this machine to all reserved ports, including its own."""
@@ -150,43 +148,27 @@ def _in_order(spec: ResourceSpec) -> list[Node]:
     return list(dict.fromkeys(worker.node for worker in spec.workers))
 
 
-_END_LIMIT = 2.0
-"""Seconds for a probe to end on its own."""
-
-
-class ProbeConnection(AgentConnection):
-    """A connection to the probe of one machine.
+class ProbeConnection(RequestConnection):
+    """A connection to the probe of one machine. In all requests, `limit` is in seconds.
 
     Args:
         channel: channel to the probe.
     """
 
     def __init__(self, channel: Channel) -> None:
-        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         super().__init__("probe", channel)
 
-    def __enter__(self) -> ProbeConnection:
-        return self
-
-    def __exit__(self, *about: object) -> None:
-        """Ends the probe."""
-        self.end_input()
-        self.wait(_END_LIMIT)
-        self.close()
-
     def inspect(self, request: MachineRequest, limit: float) -> MachineAnswer:
-        """Returns the machine's answer. In all requests, `limit` is in seconds.
+        """Returns the machine's answer.
 
         Raises:
             ClusterError: it cannot be reached, or does not answer.
         """
         return self._request(request, MachineAnswer, limit)
 
-    def read_clock(self, limit: float) -> tuple[float, float, float]:
-        """Returns three times in seconds since 1970: request sent, machine's clock, answer received."""
-        sent = time.time()
-        answer = self._request(TimeRequest(), TimeAnswer, limit)
-        return sent, answer.at, time.time()
+    def read_clock(self, limit: float) -> float:
+        """Returns the machine's time in seconds since 1970."""
+        return self._request(TimeRequest(), TimeAnswer, limit).at
 
     def connect(self, request: ConnectRequest, limit: float) -> ConnectAnswer:
         """Returns the addresses that the machine cannot connect to."""
@@ -194,18 +176,4 @@ class ProbeConnection(AgentConnection):
 
     def _request(self, request: Message, kind: type[_Answer], limit: float) -> _Answer:
         self.send(request)
-        try:
-            answer = self._answers.get(timeout=limit)
-        except queue.Empty:
-            raise ClusterError(
-                f"no answer within {limit:g} s; check that the machine is up and not overloaded, or raise "
-                "`reach_timeout`"
-            ) from None
-        if isinstance(answer, Lost):
-            raise ClusterError(answer.problem)
-        assert isinstance(answer, kind), "requests are answered in order"
-        return answer
-
-    def _handle(self, message: Message) -> None:
-        if not isinstance(message, Heartbeat):
-            self._answers.put(message)
+        return self.next_answer(kind, limit)

@@ -111,14 +111,14 @@ class Follower(Agent):
     def _follow(self, name: str) -> None:
         folder = Path(name).expanduser()
         if not folder.is_dir():
-            self.send(Lost(f"there is no folder {folder}; name the `folder` of `metrics` in the YAML file"))
+            self.send(Lost(f"there is no folder {folder}; name the `folder` of `metrics` in the YAML file."))
             return
         followed = FollowedFolder(folder, MOST_BYTES)
         while True:
             try:
                 self.send(followed.read())  # also without new lines: the other side shows that the run is silent
             except OSError as error:
-                self.send(Lost(f"{error.filename} cannot be read: {error.strerror}"))
+                self.send(Lost(f"{error.filename} cannot be read: {error.strerror}."))
                 return
             if self._ended.wait(POLL_SECONDS):
                 return

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import re
-import time
 from pathlib import Path
 from typing import Protocol, Self
 
 from autodist.cli.command_errors import UsageError
 from autodist.cli.metrics.follow import MOST_BYTES, POLL_SECONDS, FollowedFolder, FollowRequest, NewLines
-from autodist.cluster.agent_connection import AgentConnection
-from autodist.cluster.protocol import Lost, Message
-from autodist.cluster.transport import Channel, open_channels
-from autodist.errors import ClusterError
+from autodist.cluster.agent_connection import RequestConnection
+from autodist.cluster.transport import open_channels
 from autodist.resources import ResourceSpec, is_own_address
 from autodist.runs.metrics.records import METRICS_FILE
 from autodist.waits import Event
@@ -140,45 +136,15 @@ class RemoteFolder:
     def __enter__(self) -> Self:
         module = "autodist.cli.metrics.follow"
         (channel,) = open_channels(self._spec, self._node, 1, module, retry_limit=_RETRY_LIMIT)
-        self._connection = _FollowConnection("follow", channel)
+        self._connection = RequestConnection("follow", channel)
         self._connection.send(FollowRequest(self._folder))
         self._limit = self._spec.reach_timeout + self._spec.connect_timeout
         return self
 
     def read(self) -> NewLines:
-        message = self._connection.next(self._limit)
+        message = self._connection.next_answer(NewLines, self._limit)
         self._limit = self._spec.silence_timeout
         return message
 
     def __exit__(self, *about: object) -> None:
-        self._connection.end_input()
-        self._connection.wait(2 * POLL_SECONDS)
-        self._connection.close()
-
-
-class _FollowConnection(AgentConnection):
-    """The connection to a `Follower`."""
-
-    def __init__(self, name: str, channel: Channel) -> None:
-        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        super().__init__(name, channel)
-
-    def next(self, limit: float) -> NewLines:
-        """Returns the next lines.
-
-        Raises:
-            ClusterError: the machine cannot be reached, or sends nothing for `limit` seconds.
-        """
-        deadline = time.monotonic() + limit
-        while True:
-            try:
-                answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise ClusterError(f"no answer within {limit:g} s; check that the machine is up.") from None
-            if isinstance(answer, Lost):
-                raise ClusterError(f"{answer.problem}.")
-            if isinstance(answer, NewLines):
-                return answer
-
-    def _handle(self, message: Message) -> None:
-        self._answers.put(message)
+        self._connection.__exit__(*about)
