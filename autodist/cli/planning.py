@@ -153,7 +153,7 @@ class PlanningDryRun:
 
     def on_step(
         self,
-        item: CapturedStep,
+        step: CapturedStep,
         names: Mapping[str, str],
         shapes: Mapping[str, Sequence[int]],
         rehearses: bool,
@@ -163,13 +163,13 @@ class PlanningDryRun:
 
         A script that catches the exception and reaches another step is ended again.
         """
-        key = name, frozenset(names[gradient.variable] for gradient in item.gradients)
+        key = name, frozenset(names[gradient.variable] for gradient in step.gradients)
         is_new = key not in self._planned and not self._is_over
         if is_new:
             self._expected -= Counter([name])
             self._planned[key] = self._shown_as(name)
-            step = PlannedStep(share_names(item, names), self.spec, shapes, rehearses)
-            self._plan(self._planned[key], names, step)
+            planned = PlannedStep(share_names(step, names), self.spec, shapes, rehearses)
+            self._plan(self._planned[key], names, planned)
         if not rehearses:
             self._end("A session's graph is planned as a whole.")
         self._count_call(is_new)

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import metadata
 from types import FrameType
 from typing import BinaryIO, Protocol
@@ -263,6 +264,14 @@ def find_facts(inspect: Inspect) -> tuple[Facts, ReservedPort | None]:
         no_firewall,
     )
     return facts, reserved_port
+
+
+def find_own_facts(inspect: Inspect) -> Facts:
+    """Returns the facts of the chief's machine, with which those of other machines are compared; reserves no port."""
+    facts, reserved_port = find_facts(replace(inspect, hosts=(), sets_firewall=False))
+    if reserved_port is not None:
+        reserved_port.release()
+    return facts
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach
-from autodist.cluster.agent import find_facts
+from autodist.cluster.agent import find_own_facts
 from autodist.cluster.preflight import compared_packages, faults
 from autodist.cluster.protocol import Inspect, Lost, Stop
 from autodist.cluster.script import Script
@@ -50,9 +50,7 @@ def _find_faults_of_agents(
     group = WorkerGroup(spec, Condition(), lambda ended: None, lambda leaving: None, workers, logs=False)
     hosts = tuple(other.address for other in spec.nodes)
     request = Inspect(script.file, script.directory, None, compared_packages(), hosts, spec.firewall == "auto")
-    own, reserved_port = find_facts(replace(request, hosts=(), sets_firewall=False))
-    if reserved_port is not None:
-        reserved_port.release()
+    own = replace(find_own_facts(request), digest=script.digest)
     try:
         for _ in group.open(environment):
             continue
@@ -63,5 +61,4 @@ def _find_faults_of_agents(
         group.close(limit=0 if is_stopped() else None)
     if any(isinstance(answer, Lost) and answer.is_away for answer in answers):
         return None
-    own = replace(own, digest=script.digest)
     return tuple(dict.fromkeys(fault for answer in answers for fault in faults(answer, own, script.name)))

@@ -48,10 +48,14 @@ class Endpoint:
         return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
 
     @property
+    def port_option(self) -> str:
+        """The option for the port of `ssh` and its tools; empty for the usual port."""
+        return "" if self.port == 22 else f"-p {self.port} "
+
+    @property
     def ssh_command(self) -> str:
         """The equivalent command for a terminal."""
-        port = "" if self.port == 22 else f"-p {self.port} "
-        return f"ssh {port}{self.username}@{self.host}"
+        return f"ssh {self.port_option}{self.username}@{self.host}"
 
     def __str__(self) -> str:
         where = f"{self.host} port {self.port}"
@@ -210,9 +214,8 @@ def _changed_key(key: HostKey, endpoint: Endpoint) -> str:
 
 def _scan(endpoint: Endpoint) -> str:
     """Returns the command that adds the server's keys under the name by which they are looked up."""
-    port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
     alias = "" if endpoint.alias is None else f" | sed 's/^[^ ]*/{endpoint.alias}/'"
-    return f"ssh-keyscan {port}{endpoint.host}{alias} >> {endpoint.known_hosts}"
+    return f"ssh-keyscan {endpoint.port_option}{endpoint.host}{alias} >> {endpoint.known_hosts}"
 
 
 def _no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
@@ -250,14 +253,14 @@ def _takes_no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
 def _refused_login(error: paramiko.AuthenticationException, endpoint: Endpoint) -> str:
     if _takes_too_long(error):
         return f"{endpoint}: logging in takes too long; raise `connect_timeout` if the machine is only slow."
-    port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
     details = ""
     if isinstance(error, LoginRefusedError):
         details = f" (it takes {', '.join(error.takes)})" if error.takes else ""
         details += "".join(f"; {key}" for key in error.unusable)
     return (
         f"{endpoint}: it accepts none of the keys offered for user {endpoint.username}{details}. Set the "
-        f"right `username` and `key_file`, or run `ssh-copy-id {port}{endpoint.username}@{endpoint.host}`."
+        "right `username` and `key_file`, or run "
+        f"`ssh-copy-id {endpoint.port_option}{endpoint.username}@{endpoint.host}`."
     )
 
 

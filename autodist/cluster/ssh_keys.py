@@ -183,7 +183,7 @@ class KeyLogin:
             agent = paramiko.Agent()
             ours = self._public_keys()
             keys = [(key, key.get_base64() in ours) for key in agent.get_keys()]
-            for key, is_ours in sorted(keys, key=lambda item: not item[1]):
+            for key, is_ours in sorted(keys, key=lambda pair: not pair[1]):
                 if is_ours or not self._identities_only:
                     yield f"a key of the agent ({key.get_name()})", key
         except paramiko.SSHException as error:

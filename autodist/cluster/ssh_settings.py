@@ -131,8 +131,8 @@ class ForwardOrder(RelayOrder):
 
     settings: SSHSettings
     silence_timeout: float
-    to_machine: tuple[tuple[int, int], ...] = field(default=())
-    from_machine: tuple[int, ...] = field(default=())
+    to_machine: tuple[tuple[int, int], ...]
+    from_machine: tuple[int, ...]
 
 
 @dataclass(frozen=True)

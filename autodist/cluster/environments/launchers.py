@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field, ValidationError
 from autodist.cluster.environments import slurm
 from autodist.cluster.environments.launcher_env import (
     CHIEF,
-    DEFAULT_PORT,
     INDEX,
     MAX_WORKERS,
     WORKERS,
@@ -49,9 +48,8 @@ class Manual(LauncherEnv):
         return GivenCluster(self.name, index, count, *chief)
 
 
-_PMI_RANK, _PMI_SIZE, _PMI_LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
+_PMI_RANK, _PMI_SIZE = "PMI_RANK", "PMI_SIZE"
 _OMPI_RANK, _OMPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
-_OMPI_LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 
 
 class PMI(LauncherEnv):
@@ -68,8 +66,7 @@ class PMI(LauncherEnv):
         return any(environment.get(pmi) != environment.get(other) for pmi, other in pairs)
 
     def read(self, environment: Environment) -> GivenCluster:
-        index, count = index_and_count(environment, _PMI_RANK, _PMI_SIZE)
-        return GivenCluster(self.name, index, count, *_chief_of_ranks(environment, self.name, _PMI_LOCAL_SIZE, count))
+        return _read_ranks(environment, self.name, _PMI_RANK, _PMI_SIZE, "MPI_LOCALNRANKS")
 
 
 class OpenMPI(LauncherEnv):
@@ -81,25 +78,23 @@ class OpenMPI(LauncherEnv):
         return _OMPI_RANK in environment and _OMPI_SIZE in environment
 
     def read(self, environment: Environment) -> GivenCluster:
-        index, count = index_and_count(environment, _OMPI_RANK, _OMPI_SIZE)
-        return GivenCluster(self.name, index, count, *_chief_of_ranks(environment, self.name, _OMPI_LOCAL_SIZE, count))
+        return _read_ranks(environment, self.name, _OMPI_RANK, _OMPI_SIZE, "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
-def _chief_of_ranks(environment: Environment, launcher: str, local: str, count: int) -> tuple[str, int]:
-    """Returns the host and port of rank 0: AUTODIST_CHIEF, or this machine if all ranks run here.
+def _read_ranks(environment: Environment, launcher: str, rank: str, size: str, local_size: str) -> GivenCluster:
+    """Reads a cluster of ranks; rank 0 runs at AUTODIST_CHIEF, or on this machine if all ranks do.
 
     Raises:
-        ResourceSpecError: the host is unknown; MPI does not set it.
+        ResourceSpecError: a variable is malformed, or the host of rank 0 is unknown; MPI does not set it.
     """
+    index, count = index_and_count(environment, rank, size)
     chief = chief_in(environment)
-    if chief is not None:
-        return chief
-    if environment.get(local) == str(count):
-        return "127.0.0.1", DEFAULT_PORT
-    raise ResourceSpecError(
-        f"{launcher} does not report on which machine rank 0 runs; set {CHIEF} to HOST:PORT there, on all ranks (by "
-        f"`-x {CHIEF}` of Open MPI's mpirun, `-genv` of others)."
-    )
+    if chief is None and environment.get(local_size) != str(count):
+        raise ResourceSpecError(
+            f"{launcher} does not report on which machine rank 0 runs; set {CHIEF} to HOST:PORT there, on all ranks "
+            f"(by `-x {CHIEF}` of Open MPI's mpirun, `-genv` of others)."
+        )
+    return GivenCluster(launcher, index, count, *(chief or ("127.0.0.1",)))
 
 
 POD_INDEX = "JOB_COMPLETION_INDEX"

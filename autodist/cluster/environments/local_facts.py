@@ -49,8 +49,7 @@ def visible_gpus(installed: tuple[str, ...], visible: str | None) -> tuple[str, 
     if visible is None:
         return installed
     gpus = []
-    for item in visible.split(","):
-        name = item.strip()
+    for name in map(str.strip, visible.split(",")):
         number = int(name) if name.isascii() and name.isdecimal() else None
         match = [gpu for at, gpu in enumerate(installed) if at == number or (name and gpu.startswith(name))]
         if len(match) != 1:

@@ -9,7 +9,6 @@ from autodist.cluster.environments.handshake import Hello
 from autodist.cluster.environments.machines import machines_of
 from autodist.cluster.environments.roster import Arrival
 from autodist.errors import ClusterError
-from autodist.resources import Allotment
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Quorum:
         """
         ordered = sorted(arrivals, key=lambda arrival: arrival.hello.index)
         machines = machines_of(own, ordered, replicas)
-        devices = dict(zip(machines.processes, map(_count_devices, machines.allotments), strict=True))
+        devices = dict(zip(machines.processes, (len(one.devices) for one in machines.allotments), strict=True))
         count = self.usable([devices[index] for index in (0, *(a.hello.index for a in ordered))])
         return tuple(ordered[: count - 1]) if count >= self.least else None
 
@@ -64,7 +63,3 @@ class Quorum:
             f"The run cannot start: all {count} processes are there, but no {self.least} or more of them form the mesh "
             "of the strategy. Set the size of one axis to -1, or let as many processes come as the mesh has devices."
         )
-
-
-def _count_devices(allotment: Allotment) -> int:
-    return len(allotment.devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.cluster.agent import find_facts
+from autodist.cluster.agent import find_own_facts
 from autodist.cluster.agent_connection import AgentConnection
 from autodist.cluster.environments.roster import Arrival
 from autodist.cluster.preflight import compared_packages, faults
@@ -48,12 +48,10 @@ class StandbyProcess(AgentConnection):
         """
         if self.refused is None and self._answer is None:
             request = Inspect(script.file, script.directory, None, compared_packages())
-            own, reserved_port = find_facts(request)
-            if reserved_port is not None:
-                reserved_port.release()
+            own = replace(find_own_facts(request), digest=script.digest)
             self.send(request)
             if self._has_answered.wait(limit) and isinstance(self._answer, Facts):
-                found = faults(self._answer, replace(own, digest=script.digest), script.name)
+                found = faults(self._answer, own, script.name)
                 self.refused = " ".join(found) or None
         return self.refused is None and isinstance(self._answer, Facts)
 
