@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autodist.errors import ResourceSpecError, StrategyError
+from autodist.json_record import JSONRecord
 from autodist.resources import ResourceSpec, StrategySection, Timeouts
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ VARIABLE = "AUTODIST_ASKED"
 
 
 @dataclass(frozen=True)
-class CliOverrides:
+class CliOverrides(JSONRecord):
     """Options of a command.
 
     Attributes:
@@ -57,13 +57,9 @@ class CliOverrides:
     def of_this_process() -> CliOverrides:
         """Returns the options of the command that started this process; empty options if no command did."""
         content = os.environ.get(VARIABLE)
-        return (
-            CliOverrides(**json.loads(content))
-            if content is not None
-            else _taken_over[-1]
-            if _taken_over
-            else CliOverrides()
-        )
+        if content is not None:
+            return CliOverrides.decode(content)
+        return _taken_over[-1] if _taken_over else CliOverrides()
 
     @property
     def is_set(self) -> bool:
@@ -78,7 +74,7 @@ class CliOverrides:
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables that pass these options to another process."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {VARIABLE: self.encode().decode()}
 
     def spec(self, from_script: Callable[[], ResourceSpec], gpus: Callable[[], int] = lambda: 0) -> ResourceSpec:
         """Returns the machines; local ones keep the other settings of the script's YAML (strategy, batch, timeouts).

@@ -6,11 +6,11 @@ they are known before. The other workers then import, read and build their model
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict
+from dataclasses import dataclass
 
 from autodist.cluster.script import Script
+from autodist.json_record import JSONRecord
 from autodist.resources import ResourceSpec
 from autodist.runs.worker_launch import WorkerLaunch
 
@@ -18,6 +18,14 @@ VARIABLE = "AUTODIST_EARLY_LAUNCH"
 """Environment variable with the descriptor of an inherited file; empty: no early launch. The file is in memory, since
 the machines' settings may hold secrets, which other programs can read in an environment.
 """
+
+
+@dataclass(frozen=True)
+class _Order(JSONRecord):
+    """The machines, from `ResourceSpec.to_payload`, and the script that the workers run."""
+
+    spec: str
+    script: Script
 
 
 def environment_of(spec: ResourceSpec, script: Script | None) -> dict[str, str]:
@@ -32,12 +40,9 @@ def environment_of(spec: ResourceSpec, script: Script | None) -> dict[str, str]:
     """
     if script is None or spec.is_given or spec.sync is not None or script.pickled_code or script.function:
         return no_early_launch()
-    entries = asdict(script)
-    del entries["pickled_code"], entries["function"]
     descriptor = os.memfd_create("autodist-early-launch")
     os.set_inheritable(descriptor, True)
-    with open(descriptor, "w", closefd=False) as file:
-        json.dump({"spec": spec.to_payload(), "script": entries}, file)
+    os.write(descriptor, _Order(spec.to_payload(), script).encode())
     return {VARIABLE: str(descriptor)}
 
 
@@ -51,10 +56,7 @@ def launch_early() -> None:
     descriptor = os.environ.pop(VARIABLE, "")
     if not descriptor:
         return
-    with open(int(descriptor)) as file:
+    with open(int(descriptor), "rb") as file:
         file.seek(0)
-        content = json.load(file)
-    entries = content["script"]
-    entries["arguments"] = tuple(entries["arguments"])
-    entries["environment"] = tuple((name, value) for name, value in entries["environment"])
-    WorkerLaunch.begin_early(ResourceSpec.from_payload(content["spec"]), Script(**entries))
+        order = _Order.decode(file.read())
+    WorkerLaunch.begin_early(ResourceSpec.from_payload(order.spec), order.script)

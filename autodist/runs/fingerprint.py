@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import starmap
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +19,6 @@ from autodist.graph.baked_values import Baked, baked_values
 from autodist.graph.names import is_control, node_of
 from autodist.graph.renaming import Renaming
 from autodist.graph.step import CapturedStep
-from autodist.runtime.batched_transfers import as_tuples
 
 log = logging.getLogger("autodist")
 
@@ -101,8 +101,13 @@ class Fingerprint:
     def unpack(cls, message: bytes) -> tuple[Fingerprint, bytes]:
         """Returns the fingerprint and content of a message from `packed_with`."""
         packed, _, content = message.partition(_SEPARATOR)
-        fingerprint = cls(*as_tuples(json.loads(packed)))
+        fingerprint = cls(*_as_tuples(json.loads(packed)))
         return replace(fingerprint, values=tuple(starmap(Baked, fingerprint.values))), content
+
+
+def _as_tuples(content: Any) -> Any:
+    """Returns a JSON value with tuples in place of lists."""
+    return tuple(map(_as_tuples, content)) if isinstance(content, list) else content
 
 
 def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, step: CapturedStep | None = None) -> Renaming:

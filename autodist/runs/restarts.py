@@ -7,19 +7,19 @@ others as usual. State of earlier starts is passed in the environment.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import re
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from autodist.cluster.environments.start_rendezvous import elastic_rendezvous
 from autodist.cluster.failure import is_of_machines, would_repeat
 from autodist.cluster.re_exec import cannot_re_exec, has_lost_input, re_exec_at_the_end
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError, WorkerFailedError
+from autodist.json_record import JSONRecord
 from autodist.resources import ResourceSpec
 from autodist.runs.early_launch import environment_of, no_early_launch
 from autodist.runs.lost_run import LostRun
@@ -40,7 +40,7 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 
 
 @dataclass(frozen=True)
-class EarlierStarts:
+class EarlierStarts(JSONRecord):
     """State of the starts before this one.
 
     Attributes:
@@ -92,7 +92,7 @@ def earlier_starts() -> EarlierStarts:
     content = os.environ.pop(VARIABLE, None)
     if content is None:
         return EarlierStarts()
-    state = EarlierStarts(**json.loads(content))
+    state = EarlierStarts.decode(content)
     if is_gone(state.saved_as):
         log.warning(
             "%s, the checkpoint of step %d from which all workers were to restart, was removed: the script continues "
@@ -265,7 +265,7 @@ def start_again(state: EarlierStarts, lost: LostRun, early_launch: Mapping[str, 
     )  # fmt: skip
     state = _without_checkpoint(state) if is_gone(lost.saved_as) else state  # logged by then
     try:
-        re_exec_at_the_end({VARIABLE: json.dumps(asdict(state)), **(early_launch or no_early_launch())})
+        re_exec_at_the_end({VARIABLE: state.encode().decode(), **(early_launch or no_early_launch())})
     except OSError as error:
         log.error("not started again: %s. Leave the directory where the script was started.", error)
 

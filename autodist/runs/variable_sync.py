@@ -137,7 +137,7 @@ class VariableSync:
     def _push(self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable], is_synchronous: bool) -> None:
         """On the chief, sends its values to all workers; sets those owned by workers that make no more steps itself."""
         listing = Listing.of([t.stored for t in ahead], [0, *write_consensus.present])
-        write_consensus.give(listing.encode())
+        write_consensus.give(listing.encode().decode())
         self._broadcast.send(listing, lambda k: np.asarray(ahead[k].read()))
         absent = [worker for worker in range(1, self._broadcast.workers) if worker not in write_consensus.present]
         self._variable_slices.set(ahead, _mark_current, [0, *absent])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import tensorflow as tf
 
+from autodist.json_record import JSONRecord
 from autodist.placement.holder import Copy
 from autodist.runtime.variables import StoredVariable
 
@@ -93,7 +92,7 @@ class BatchedTransfer:
 
 
 @dataclass(frozen=True)
-class Listing:
+class Listing(JSONRecord):
     """The values that the chief sends to all workers, in order.
 
     Attributes:
@@ -124,28 +123,6 @@ class Listing:
     def to(self, worker: int) -> list[BatchedTransfer]:
         """Returns the messages that a worker receives."""
         return [transfer for transfer in self.transfers if transfer.to in (None, worker)]
-
-    def encode(self) -> str:
-        return json.dumps(astuple(self))
-
-    @classmethod
-    def decode(cls, text: str) -> Listing:
-        present, parts, transfers = as_tuples(json.loads(text))
-        return cls(
-            present,
-            tuple(_part(*part) for part in parts),
-            tuple(BatchedTransfer(to, tuple(ByteRange(*one) for one in slices)) for to, slices in transfers),
-        )
-
-
-def _part(*fields: Any) -> TransferPart:
-    part = TransferPart(*fields)
-    return replace(part, copies=tuple(Copy(*copy) for copy in part.copies))
-
-
-def as_tuples(content: Any) -> Any:
-    """Returns a JSON value with tuples in place of lists."""
-    return tuple(map(as_tuples, content)) if isinstance(content, list) else content
 
 
 def _parts(values: Sequence[StoredVariable]) -> Iterator[TransferPart]:

@@ -9,10 +9,10 @@ within a time limit, the callers make the call alone, which is slower and has th
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from autodist.json_record import JSONRecord
 from autodist.waits import Condition
 
 TIME_LIMIT = 30.0
@@ -52,7 +52,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class CallMessage:
+class CallMessage(JSONRecord):
     """A message about calls from one worker to another.
 
     Attributes:
@@ -68,15 +68,6 @@ class CallMessage:
     position: int
     call: Call | None = None
     number: int = 0
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, message: bytes) -> CallMessage:
-        content = json.loads(message)
-        call = None if content["call"] is None else Call(**content["call"])
-        return cls(**{**content, "kind": CallMessageKind(content["kind"]), "call": call})
 
 
 class CallMatching:

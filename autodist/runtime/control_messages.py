@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+from autodist.json_record import JSONRecord
 
 
 class ControlKind(enum.StrEnum):
@@ -27,7 +28,7 @@ class ControlKind(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class ControlMessage:
+class ControlMessage(JSONRecord):
     """A message from one worker to another.
 
     Attributes:
@@ -45,11 +46,3 @@ class ControlMessage:
     names: tuple[str, ...] = ()
     again: bool = False
     listing: str = ""
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, message: bytes) -> ControlMessage:
-        content = json.loads(message)
-        return cls(**{**content, "kind": ControlKind(content["kind"]), "names": tuple(content["names"])})

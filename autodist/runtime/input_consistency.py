@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from autodist.json_record import JSONRecord
 from autodist.runtime.messages import Messages
 
 log = logging.getLogger("autodist")
@@ -56,7 +56,7 @@ class FedInput:
 
 
 @dataclass(frozen=True)
-class FirstBatch:
+class FirstBatch(JSONRecord):
     """The arrays that a worker feeds to a step in the step's first run.
 
     Attributes:
@@ -68,15 +68,6 @@ class FirstBatch:
     worker: int
     step: str
     fed: tuple[FedInput, ...]
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, message: bytes) -> FirstBatch:
-        content = json.loads(message)
-        fed = tuple(FedInput(f["name"], FeedRole(f["role"]), f["digest"]) for f in content["fed"])
-        return cls(content["worker"], content["step"], fed)
 
 
 def digest_of(value: Any) -> str:

@@ -24,8 +24,6 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import NoReturn
 
-from pydantic import TypeAdapter
-
 from autodist.cluster.agent import Agent
 from autodist.cluster.environments.connect import connect
 from autodist.cluster.environments.handshake import RefusedError, Welcome
@@ -45,6 +43,7 @@ from autodist.cluster.protocol import (
 )
 from autodist.cluster.script import Script
 from autodist.errors import BAD_INPUT, AutoDistError, ResourceSpecError
+from autodist.json_record import JSONRecord
 from autodist.logs.terminal import print_message
 
 VARIABLE = "AUTODIST_FOLLOWS"
@@ -56,7 +55,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class FollowerOrder:
+class FollowerOrder(JSONRecord):
     """The settings of a follower.
 
     Attributes:
@@ -70,9 +69,6 @@ class FollowerOrder:
     join_timeout: float
 
 
-_ORDERS = TypeAdapter(FollowerOrder)
-
-
 def follow(order: FollowerOrder) -> NoReturn:
     """Replaces this process by a follower, which starts the script again.
 
@@ -80,7 +76,7 @@ def follow(order: FollowerOrder) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    environment = {**os.environ, VARIABLE: _ORDERS.dump_json(order).decode()}
+    environment = {**os.environ, VARIABLE: order.encode().decode()}
     command = [sys.executable, "-P", "-m", "autodist.cluster.environments.follower"]
     os.execve(sys.executable, command, environment)
 
@@ -211,7 +207,7 @@ def _print(line: Line) -> None:
 
 
 def main() -> int:
-    order = _ORDERS.validate_json(os.environ.pop(VARIABLE))
+    order = FollowerOrder.decode(os.environ.pop(VARIABLE))
     environment = dict(os.environ)
     os.environ.pop(SECRET, None)  # the script must not inherit it
     try:
