@@ -88,36 +88,58 @@ class KeyedVariable:
 
 
 def restore_session(run: Run, prefix: str, values: Iterable[tuple[str, StoredVariable]]) -> None:
-    """On the chief, restores variables of a run's session; the arguments are those of `read_into_session`."""
+    """On the chief, restores variables of a run's session; the arguments are those of `SessionReader.read`."""
     file_device = functools.partial(cpu_of, workers=run.workers)
-    run.guard(read_into_session, run.graph_runners.control, run.variable_slices, file_device, prefix, values)
+    run.guard(SessionReader(run.graph_runners.control, run.variable_slices, file_device).read, prefix, values)
 
 
-def read_into_session(
-    graph_runner: GraphRunner,
-    variable_slices: VariableSlices,
-    file_device: Callable[[int], str],
-    prefix: str,
-    values: Iterable[tuple[str, StoredVariable]],
-) -> None:
-    """On the chief, restores variables of the session from a checkpoint, while no worker is in a step.
+@dataclass(frozen=True)
+class SessionReader:
+    """Restores variables of the session on the chief.
 
-    Args:
+    Attributes:
         graph_runner: runs the reads.
         variable_slices: locates the values.
         file_device: returns the device of a worker that reads files.
-        prefix: the prefix of the checkpoint, the same for every worker.
-        values: the key of each variable in the checkpoint, and the variable.
     """
-    by_worker: dict[int, list[_ShardRead]] = {}
-    for read in _reads(variable_slices, values):
-        by_worker.setdefault(read.worker, []).append(read)
-    rounds = [list(_rounds(reads)) for reads in by_worker.values()]
-    for current in itertools.zip_longest(*rounds, fillvalue=()):
-        groups = itertools.chain.from_iterable(current)
-        graph_runner.session.run(
-            [write for group in groups for write in _writes(graph_runner, variable_slices, file_device, prefix, group)]
-        )
+
+    graph_runner: GraphRunner
+    variable_slices: VariableSlices
+    file_device: Callable[[int], str]
+
+    def read(self, prefix: str, values: Iterable[tuple[str, StoredVariable]]) -> None:
+        """Restores variables from a checkpoint, while no worker is in a step.
+
+        Args:
+            prefix: the prefix of the checkpoint, the same for every worker.
+            values: the key of each variable in the checkpoint, and the variable.
+        """
+        by_worker: dict[int, list[_ShardRead]] = {}
+        for read in self._reads(values):
+            by_worker.setdefault(read.worker, []).append(read)
+        rounds = [list(_rounds(reads)) for reads in by_worker.values()]
+        for current in itertools.zip_longest(*rounds, fillvalue=()):
+            groups = itertools.chain.from_iterable(current)
+            self.graph_runner.session.run([write for group in groups for write in self._writes(prefix, group)])
+
+    def _reads(self, values: Iterable[tuple[str, StoredVariable]]) -> Iterator[_ShardRead]:
+        for key, stored in values:
+            for shard, worker, handle, code in self.variable_slices.holders(stored):
+                size = stored.dtype.size * prod(shard.shape)
+                yield _ShardRead(key, stored, place_of(stored, shard), size, worker, handle, code)
+
+    def _writes(self, prefix: str, group: Sequence[_ShardRead]) -> Iterator[tf.Operation]:
+        with self.graph_runner.graph.as_default():
+            destroyed = []
+            for read in group:
+                if read.byte_size >= LARGE:
+                    with tf.device(read.handle.device):
+                        destroyed.append(tf.raw_ops.DestroyResourceOp(resource=read.handle))
+            with tf.device(self.file_device(group[0].worker)), tf.control_dependencies(destroyed):
+                found = _restored(prefix, [(read.key, read.place, read.stored.dtype) for read in group])
+            for read, value in zip(group, found, strict=True):
+                with tf.device(read.handle.device):
+                    yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=read.code.rounded(value))
 
 
 def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
@@ -133,33 +155,6 @@ def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
         more += extra_bytes
     if current:
         yield current
-
-
-def _reads(variable_slices: VariableSlices, values: Iterable[tuple[str, StoredVariable]]) -> Iterator[_ShardRead]:
-    for key, stored in values:
-        for shard, worker, handle, code in variable_slices.holders(stored):
-            size = stored.dtype.size * prod(shard.shape)
-            yield _ShardRead(key, stored, place_of(stored, shard), size, worker, handle, code)
-
-
-def _writes(
-    graph_runner: GraphRunner,
-    variable_slices: VariableSlices,
-    file_device: Callable[[int], str],
-    prefix: str,
-    group: Sequence[_ShardRead],
-) -> Iterator[tf.Operation]:
-    with graph_runner.graph.as_default():
-        destroyed = []
-        for read in group:
-            if read.byte_size >= LARGE:
-                with tf.device(read.handle.device):
-                    destroyed.append(tf.raw_ops.DestroyResourceOp(resource=read.handle))
-        with tf.device(file_device(group[0].worker)), tf.control_dependencies(destroyed):
-            found = _restored(prefix, [(read.key, read.place, read.stored.dtype) for read in group])
-        for read, value in zip(group, found, strict=True):
-            with tf.device(read.handle.device):
-                yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=read.code.rounded(value))
 
 
 def read_into_process(prefix: str, variables: Iterable[KeyedVariable], defers: bool = False) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.checkpoint import slices
-from autodist.checkpoint.slices import KeyedVariable, read_into_process, read_into_session
+from autodist.checkpoint.slices import KeyedVariable, SessionReader, read_into_process
 from autodist.checkpoint.write import PartWriter, merge
 from autodist.placement.group import Group
 from autodist.placement.holder import Holder
@@ -60,7 +60,7 @@ def test_values_saved_in_some_shards_are_read_in_others(graph_runner, tmp_path, 
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype, device: "")
     for k, after in enumerate(HOLDERS.values()):
         one = TrackedVariable(tf.Variable(np.zeros_like(VALUE)), f"v{k}", after)
-        read_into_session(graph_runner, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.stored)])
+        SessionReader(graph_runner, pieces, lambda worker: asked.append(worker) or "").read(prefix, [("k", one.stored)])
         assert set(asked) == {w for shard in one.slices for w, _ in pieces.named_holders(shard)}
         asked.clear()
         pieces.pull([one])
