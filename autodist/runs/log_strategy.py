@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import rich.console
@@ -60,22 +61,15 @@ def describe_strategy(
     Returns:
         The tables, and a sentence about the chief's memory; None: it is not known.
     """
+    plan = _Plan(strategy, step, rewritten, spec, shapes, seen)
     # Written to a buffer: rich's capture also flushes standard output, which ends the process if nobody reads it.
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
-    needs: MemoryNeeds | None = None
     if strategy.HasField("mesh"):
-        costs = _costs_on_mesh(strategy, step, shapes, seen)
-        tables = _tables_on_mesh(strategy, step, spec, width, costs, shapes, seen)
-        if costs is not None and not strategy.pipeline.stages:
-            needs = (
-                MemoryNeeds.of(costs.sharded, costs.held_at_place, costs.activations, strategy)
-                if has_gpus(spec.workers[0])
-                else MemoryNeeds.of(costs.of_places, costs.held(0), costs.activations, strategy)
-            )
+        costs = plan.costs_on_mesh()
+        tables, needs = plan.tables_on_mesh(width, costs), None if costs is None else plan.needs_on_mesh(costs)
     else:
-        tables = _tables(strategy, step, rewritten, spec, width, shapes, seen)
-        needs = _needs(strategy, step, rewritten, spec, shapes)
+        tables, needs = plan.tables(width), plan.needs()
     for table in tables:
         console.print(table)
     available = available_memory(spec.workers, 0)
@@ -89,81 +83,73 @@ def log_strategy(tables: str, memory: str | None) -> None:
         log.info("%s", memory)
 
 
-def _needs(
-    strategy: strategy_pb2.Strategy,
-    step: CapturedStep,
-    rewritten: ReplicatedStep | None,
-    spec: ResourceSpec,
-    shapes: Mapping[str, Sequence[int]],
-) -> MemoryNeeds | None:
-    """Returns the memory that the chief needs for a step; None if the step or its batch is not known yet."""
-    held = _held_bytes(step, rewritten, strategy, len(spec.workers))
-    if held is None or not shapes or strategy.pipeline.stages or strategy.recomputed_blocks:
-        return None
-    inferred = with_inferred_shapes(step, sorted(step.named), shapes)
-    return MemoryNeeds.of(step, held[0], activation_bytes(step, inferred), strategy)
+@dataclass(frozen=True)
+class _Plan:
+    """A step with its strategy; the fields are the arguments of `describe_strategy`."""
 
+    strategy: strategy_pb2.Strategy
+    step: CapturedStep
+    rewritten: ReplicatedStep | None
+    spec: ResourceSpec
+    shapes: Mapping[str, Sequence[int]]
+    seen: Rewriting | None
 
-def _tables(
-    strategy: strategy_pb2.Strategy,
-    step: CapturedStep,
-    rewritten: ReplicatedStep | None,
-    spec: ResourceSpec,
-    width: int,
-    shapes: Mapping[str, Sequence[int]],
-    seen: Rewriting | None,
-) -> Iterator[Table]:
-    names = [worker.name for worker in spec.workers]
-    held, rows = _held_bytes(step, rewritten, strategy, len(names)), gradient_rows(step, shapes)
-    yield strategy_table(strategy, step, names, width, held, rows, spec)
-    if strategy.HasField("choice"):
-        yield ChoiceFigures.of(strategy.choice).table()
-    if strategy.pipeline.stages:
-        costs = costs_of(step, Context(strategy, 0), shapes, seen)
-        yield from stage_tables(figures_of(strategy, step, names, held, costs))
+    def needs(self) -> MemoryNeeds | None:
+        """Returns the memory that the chief needs for a step; None if the step or its batch is not known yet."""
+        strategy, step, held = self.strategy, self.step, self._held()
+        if held is None or not self.shapes or strategy.pipeline.stages or strategy.recomputed_blocks:
+            return None
+        inferred = with_inferred_shapes(step, sorted(step.named), self.shapes)
+        return MemoryNeeds.of(step, held[0], activation_bytes(step, inferred), strategy)
 
+    def needs_on_mesh(self, costs: MeshCosts) -> MemoryNeeds | None:
+        """Returns the memory that a place needs, or the chief without GPUs; None for a pipeline."""
+        if self.strategy.pipeline.stages:
+            return None
+        if has_gpus(self.spec.workers[0]):
+            return MemoryNeeds.of(costs.sharded, costs.held_at_place, costs.activations, self.strategy)
+        return MemoryNeeds.of(costs.of_places, costs.held(0), costs.activations, self.strategy)
 
-def _tables_on_mesh(
-    strategy: strategy_pb2.Strategy,
-    step: CapturedStep,
-    spec: ResourceSpec,
-    width: int,
-    costs: MeshCosts | None,
-    shapes: Mapping[str, Sequence[int]],
-    seen: Rewriting | None,
-) -> Iterator[Table]:
-    script = {} if step.annotations is None else step.annotations.variables
-    figures = requested_figures(strategy, step, script) if costs is None else costs.figures()
-    yield from mesh_tables(figures, f"{strategy.builder}: {figures.title}", width)
-    if strategy.pipeline.stages:
-        names = [worker.name for worker in spec.workers]
-        held = None if costs is None else [costs.held(worker.index) for worker in spec.workers]
-        of_stages = costs_of(step, Context(strategy, 0), shapes, seen)
-        yield from stage_tables(figures_of(strategy, step, names, held, of_stages))
+    def tables(self, width: int) -> Iterator[Table]:
+        strategy, step, held = self.strategy, self.step, self._held()
+        rows = gradient_rows(step, self.shapes)
+        yield strategy_table(strategy, step, self._names, width, held, rows, self.spec)
+        if strategy.HasField("choice"):
+            yield ChoiceFigures.of(strategy.choice).table()
+        yield from self._stage_tables(held)
 
+    def tables_on_mesh(self, width: int, costs: MeshCosts | None) -> Iterator[Table]:
+        strategy, step = self.strategy, self.step
+        script = {} if step.annotations is None else step.annotations.variables
+        figures = requested_figures(strategy, step, script) if costs is None else costs.figures()
+        yield from mesh_tables(figures, f"{strategy.builder}: {figures.title}", width)
+        held = None if costs is None else [costs.held(worker.index) for worker in self.spec.workers]
+        yield from self._stage_tables(held)
 
-def _costs_on_mesh(
-    strategy: strategy_pb2.Strategy,
-    step: CapturedStep,
-    shapes: Mapping[str, Sequence[int]],
-    seen: Rewriting | None,
-) -> MeshCosts | None:
-    """Returns the costs on a mesh; None for a session's graph, since the parts that will run are not known."""
-    if not (step.targets or step.outputs):
-        return None
-    try:
-        return mesh_costs(step, Context(strategy, 0), shapes, seen)
-    except AutoDistError:  # raised again when the step is rewritten for training
-        return None
+    def costs_on_mesh(self) -> MeshCosts | None:
+        """Returns the costs on a mesh; None for a session's graph, since the parts that will run are not known."""
+        if not (self.step.targets or self.step.outputs):
+            return None
+        try:
+            return mesh_costs(self.step, Context(self.strategy, 0), self.shapes, self.seen)
+        except AutoDistError:  # raised again when the step is rewritten for training
+            return None
 
+    @property
+    def _names(self) -> list[str]:
+        return [worker.name for worker in self.spec.workers]
 
-def _held_bytes(
-    step: CapturedStep, rewritten: ReplicatedStep | None, strategy: strategy_pb2.Strategy, workers: int
-) -> list[int] | None:
-    """Returns the bytes of variables that each worker holds; None if the step is not rewritten yet."""
-    if workers > 1 and rewritten is None:
-        return None
-    return held_bytes(step if rewritten is None else rewritten, strategy, workers)
+    def _stage_tables(self, held: Sequence[int] | None) -> Iterator[Table]:
+        if self.strategy.pipeline.stages:
+            costs = costs_of(self.step, Context(self.strategy, 0), self.shapes, self.seen)
+            yield from stage_tables(figures_of(self.strategy, self.step, self._names, held, costs))
+
+    def _held(self) -> list[int] | None:
+        """Returns the bytes of variables that each worker holds; None if the step is not rewritten yet."""
+        workers = len(self.spec.workers)
+        if workers > 1 and self.rewritten is None:
+            return None
+        return held_bytes(self.step if self.rewritten is None else self.rewritten, self.strategy, workers)
 
 
 def figures_of(
