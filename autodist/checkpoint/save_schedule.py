@@ -17,10 +17,8 @@ from autodist.cluster.failure import LEAVING
 from autodist.cluster.preemption_notice import PreemptionNotice
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError
-from autodist.runs.joining_search import JoiningSearch
-from autodist.runs.late_processes import LateProcesses
+from autodist.runs.joining_search import JoiningSearch, LateProcesses, MissingMachines
 from autodist.runs.lost_run import Joining
-from autodist.runs.missing_machines import MissingMachines
 from autodist.runs.restarts import may_start_again
 from autodist.runs.run import Run
 

@@ -17,7 +17,7 @@ class FailedStepGuard:
 
     The other workers wait for the step that it missed. They would match its next messages with that step, and would
     wait forever at the end. A script that survives the error ends the other workers when it makes its next step, and
-    after `patience` at the latest.
+    after `end_limit` at the latest.
 
     Args:
         others_wait: returns True if other workers have joined, which would wait for this one.
@@ -25,7 +25,7 @@ class FailedStepGuard:
         is_met_by_all: returns True if all workers have raised the same kind of error here and nothing has run. Its
             second argument is True if the error, of any kind, was raised before the step.
         on_survived: called once, from any thread, with the error of a missed step when the script continues after it.
-        patience: seconds within which a script that does not survive the error has ended.
+        end_limit: seconds within which a script that does not survive the error has ended.
 
     Attributes:
         step_lock: the argument.
@@ -39,10 +39,10 @@ class FailedStepGuard:
         step_lock: AbstractContextManager[object] | None = None,
         is_met_by_all: Callable[[BaseException, bool], bool] = lambda error, is_before: False,
         on_survived: Callable[[BaseException], None] = lambda error: None,
-        patience: float = 8.0,
+        end_limit: float = 8.0,
     ) -> None:
         self._others_wait, self.step_lock = others_wait, step_lock or nullcontext()
-        self._is_met_by_all, self._on_survived, self._patience = is_met_by_all, on_survived, patience
+        self._is_met_by_all, self._on_survived, self._end_limit = is_met_by_all, on_survived, end_limit
         self._surviving = threading.Lock()
         self._is_survived = False
         self._timer: threading.Timer | None = None
@@ -153,7 +153,7 @@ class FailedStepGuard:
     def _record(self, error: BaseException) -> None:
         self._error = error
         if isinstance(error, Exception) and not isinstance(error, WorkerFailedError):  # Ctrl-C already ends the run
-            self._timer = threading.Timer(self._patience, self._survive, (error,))
+            self._timer = threading.Timer(self._end_limit, self._survive, (error,))
             self._timer.name, self._timer.daemon = "autodist-missed-step", True
             self._timer.start()
 

@@ -15,7 +15,7 @@ from autodist.reading.file_sharding import reason_not_sharded
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.dry_run import active_dry_run
-from autodist.runs.late_processes import quorum_of
+from autodist.runs.joining_search import quorum_of
 from autodist.runs.restarts import earlier_starts, require_can_restart
 from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_mesh, find_pipeline
 from autodist.verify.recorder import recorder

@@ -174,7 +174,7 @@ class ElasticRendezvous(Rendezvous):
         if self._enough_since is None:
             self._enough_since = waited
             if not self._quorum.is_met(present, 0):
-                _log.info("enough processes are there; waiting up to %g s for others", self._quorum.patience)
+                _log.info("enough processes are there; waiting up to %g s for others", self._quorum.time_limit)
         return self._quorum.is_met(present, waited - self._enough_since)
 
     def _note(self, event: Message | None) -> None:

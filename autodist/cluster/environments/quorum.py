@@ -17,15 +17,15 @@ class Quorum:
 
     Attributes:
         least: number of processes needed, including the chief.
-        patience: seconds to wait for further processes, once enough are there.
+        time_limit: seconds to wait for further processes, once enough are there.
         usable: for the number of devices of each process, returns how many of the first processes a run can have.
         expected: indices of processes that join again, since the run has started before; none is waited for longer
-            than `patience`, and no other one at all. (): this is the first start.
+            than `time_limit`, and no other one at all. (): this is the first start.
         left_out: indices of processes that the run cannot use.
     """
 
     least: int
-    patience: float
+    time_limit: float
     usable: Callable[[Sequence[int]], int] = len
     expected: tuple[int, ...] = ()
     left_out: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Quorum:
             waited: seconds since enough are there.
         """
         are_back = bool(self.expected) and {*self.expected} <= {arrival.hello.index for arrival in arrivals}
-        return are_back or waited >= self.patience
+        return are_back or waited >= self.time_limit
 
     def error(self, count: int) -> ClusterError:
         """Returns the error of a run that cannot start although all `count` processes are there."""

@@ -26,7 +26,7 @@ LEAST = 0.01
 _COSTS = 20
 """Latest traces whose mean cost counts."""
 
-PATIENCE = 50
+TURN_LIMIT = 50
 """Steps after which the next step is traced instead of the one whose turn it is, which the script may call no more."""
 
 
@@ -51,7 +51,7 @@ class TraceSchedule:
     def is_due(self, name: str, step: int) -> bool:
         """Returns True if the run of a step is to be traced that `step` runs precede."""
         last = self._traced_at.setdefault(name, -1)
-        is_its_turn = last == min(self._traced_at.values()) or step >= self._from + PATIENCE
+        is_its_turn = last == min(self._traced_at.values()) or step >= self._from + TURN_LIMIT
         return step >= self._from and is_its_turn
 
     def traced(self, name: str, step: int, cost: float) -> None:
@@ -59,7 +59,7 @@ class TraceSchedule:
         is_first, self._traced_at[name] = self._traced_at[name] < 0, step
         if self._announce is None:
             if self._from < step:  # otherwise the chief was faster, and its message has arrived
-                self._from = step + PATIENCE
+                self._from = step + TURN_LIMIT
             return
         took = (self._now() - self._since) / max(1, step - self._since_step)
         self._since, self._since_step = self._now(), step

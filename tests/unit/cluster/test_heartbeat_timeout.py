@@ -39,7 +39,7 @@ def test_a_word_starts_the_silence_anew() -> None:
     assert looks_until_too_long(silence, clock) == LIMIT / silence.poll_interval + 1
 
 
-def test_patience_is_for_the_first_word_alone() -> None:
+def test_the_grace_is_for_the_first_message_alone() -> None:
     clock = Clock()
     silence = HeartbeatTimeout(LIMIT, grace=20, clock=clock)
     assert looks_until_too_long(silence, clock) == (20 + LIMIT) / silence.poll_interval + 1

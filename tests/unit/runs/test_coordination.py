@@ -126,7 +126,7 @@ def test_a_reduction_of_one_worker_needs_no_others() -> None:
 @pytest.mark.parametrize("call", [lambda c: c.reduce(1.0, "sum"), lambda c: c.gather_values(None, "barrier")])
 def test_a_worker_that_missed_a_step_exchanges_no_values(call: Callable[[Coordination], Any]) -> None:
     """The others wait in that step, and would take the message of `ad.barrier` for a part of it."""
-    guard = FailedStepGuard(lambda: True, patience=0.0)
+    guard = FailedStepGuard(lambda: True, end_limit=0.0)
     coordination = Coordination(1, 2, Peers(), guard, pytest.fail, lambda: None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="in a step"), guard.guarding():
         raise ValueError("in a step")

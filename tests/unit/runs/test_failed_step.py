@@ -119,7 +119,7 @@ def test_the_others_are_ended_once_where_a_script_goes_on_after_a_step_that_it_a
 
 def test_the_others_are_ended_where_a_script_makes_no_step_after_the_one_that_it_alone_missed():
     ended: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-    missed = FailedStepGuard(lambda: True, on_survived=ended.put, patience=0.01)
+    missed = FailedStepGuard(lambda: True, on_survived=ended.put, end_limit=0.01)
     error = ValueError("too long")
     with pytest.raises(ValueError, match="too long"), missed.guarding():
         raise error
@@ -132,7 +132,10 @@ def test_the_others_are_ended_where_a_script_makes_no_step_after_the_one_that_it
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), WorkerFailedError("b", "was ended by SIGKILL", ())])
 def test_the_others_are_not_ended_by_what_ends_the_run_itself(error: BaseException):
     ended: list[BaseException] = []
-    missed, before = FailedStepGuard(lambda: True, on_survived=ended.append, patience=60.0), set(threading.enumerate())
+    missed, before = (
+        FailedStepGuard(lambda: True, on_survived=ended.append, end_limit=60.0),
+        set(threading.enumerate()),
+    )
     with pytest.raises(type(error)), missed.guarding():
         raise error
     assert set(threading.enumerate()) <= before and not ended
@@ -140,7 +143,10 @@ def test_the_others_are_not_ended_by_what_ends_the_run_itself(error: BaseExcepti
 
 def test_nobody_is_ended_where_the_script_ends_by_the_step_that_it_missed():
     ended: list[BaseException] = []
-    missed, before = FailedStepGuard(lambda: True, on_survived=ended.append, patience=60.0), set(threading.enumerate())
+    missed, before = (
+        FailedStepGuard(lambda: True, on_survived=ended.append, end_limit=60.0),
+        set(threading.enumerate()),
+    )
     with pytest.raises(ValueError, match="too long"), missed.guarding():
         raise ValueError("too long")
     (timer,) = set(threading.enumerate()) - before
@@ -151,7 +157,7 @@ def test_nobody_is_ended_where_the_script_ends_by_the_step_that_it_missed():
 
 def test_the_others_are_ended_at_the_end_of_a_script_that_ends_well_in_spite_of_a_missed_step():
     ended: list[BaseException] = []
-    missed = FailedStepGuard(lambda: True, on_survived=ended.append, patience=60.0)
+    missed = FailedStepGuard(lambda: True, on_survived=ended.append, end_limit=60.0)
     missed.close(is_survived=True)
     error = ValueError("too long")
     with pytest.raises(ValueError, match="too long"), missed.guarding():

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from autodist.runs.metrics.trace_schedule import FIRST, FRACTION, LEAD, PATIENCE, TraceSchedule
+from autodist.runs.metrics.trace_schedule import FIRST, FRACTION, LEAD, TURN_LIMIT, TraceSchedule
 
 STEP, COST = 0.01, 0.02
 NEXT = COST / FRACTION / STEP
@@ -77,8 +77,8 @@ def test_a_message_that_is_late_does_not_stop_a_worker() -> None:
     schedule = TraceSchedule(0)
     assert schedule.is_due("a", FIRST)
     schedule.traced("a", FIRST + 1, COST)
-    assert not schedule.is_due("a", FIRST + PATIENCE)
-    assert schedule.is_due("a", FIRST + 1 + PATIENCE)
+    assert not schedule.is_due("a", FIRST + TURN_LIMIT)
+    assert schedule.is_due("a", FIRST + 1 + TURN_LIMIT)
 
 
 def test_a_message_that_arrives_before_the_end_of_the_traced_step_counts() -> None:

@@ -13,9 +13,9 @@ import pytest
 from autodist.cluster.script import Script
 from autodist.errors import ClusterError
 from autodist.resources import Node, ResourceSpec
-from autodist.runs import missing_machines
+from autodist.runs import joining_search
+from autodist.runs.joining_search import MissingMachines
 from autodist.runs.lost_run import Joining
-from autodist.runs.missing_machines import MissingMachines
 from autodist.strategies import BuildsStrategy, Mesh
 
 LIMIT = 30.0
@@ -64,7 +64,7 @@ def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     def make(count: int, left_out: list[str], builder: BuildsStrategy | None = None) -> Looked:
         file.write_text(HEAD + FIRST + "".join(f"- {{address: 10.0.0.{k}}}\n" for k in range(2, count + 1)))
         made.append(Looked(file, left_out, builder))
-        monkeypatch.setattr(missing_machines, "find_faults", made[-1].find_faults)
+        monkeypatch.setattr(joining_search, "find_faults", made[-1].find_faults)
         return made[-1]
 
     monkeypatch.setattr(Script, "of_this_process", lambda: Script(("train.py",), "/", None))
