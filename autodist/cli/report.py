@@ -32,16 +32,12 @@ def report(
     * `autodist report metrics --output run.html`
     """
     from autodist.cli.metrics.follow import FollowedFolder
-    from autodist.cli.metrics.history import History, parsed
+    from autodist.cli.metrics.history import History
     from autodist.cli.metrics.page import page_of
-    from autodist.runs.metrics.records import METRICS_FILE, PLANS_FILE, MetricsLine, PlanRecord
 
     target = file or folder / "report.html"
-    found = FollowedFolder(folder).read()
-    history = History(
-        parsed(MetricsLine, found.lines, str(folder / METRICS_FILE)),
-        parsed(PlanRecord, found.plans, str(folder / PLANS_FILE)),
-    )
+    history = History()
+    history.add(FollowedFolder(folder).read(), str(folder))
     if not history.lines:
         raise UsageError(
             f"{folder} has no metrics. `metrics: {{folder: {folder}}}` in the YAML file makes a run write them there."

@@ -49,18 +49,16 @@ def top(
     """
     import rich.live
 
-    from autodist.cli.metrics.history import History, parsed
+    from autodist.cli.metrics.history import History
     from autodist.cli.metrics.live import view_of
     from autodist.cli.metrics.sources import source_of
-    from autodist.runs.metrics.records import METRICS_FILE, PLANS_FILE, MetricsLine, PlanRecord
 
     history, console = History(), output()
     with source_of(place, cluster) as source:
 
         def update() -> None:
-            new = source.read()
-            history.lines = [*history.lines, *parsed(MetricsLine, new.lines, METRICS_FILE)][-MOST_LINES:]
-            history.plans += parsed(PlanRecord, new.plans, PLANS_FILE)
+            history.add(source.read())
+            del history.lines[:-MOST_LINES]
 
         update()
         if is_once or not sys.stdout.isatty():

@@ -37,6 +37,20 @@ GIVEN = "given"
 """Value of `nodes` if a scheduler starts the processes."""
 
 
+_NOT_GIVEN = {
+    "sync": (
+        "a folder is copied over SSH, which `nodes: given` does not use; allowed: no `sync`, let the scheduler copy "
+        "the code, or use a folder that the machines share"
+    ),
+    "transport": ("it selects the SSH implementation, and `nodes: given` does not use SSH; allowed: no `transport`"),
+    "encrypt": (
+        "SSH carries the traffic between workers then, and `nodes: given` does not use SSH; allowed: no `encrypt`; use "
+        "a private network between the machines, such as WireGuard"
+    ),
+}
+"""The keys that a scheduler's processes cannot have, with the reason and the fix."""
+
+
 class YamlKeys(Timeouts):
     """The values of a YAML file, read and checked; `ResourceSpec` describes them."""
 
@@ -166,32 +180,10 @@ class YamlKeys(Timeouts):
         return self
 
     @model_validator(mode="after")
-    def _check_sync(self) -> Self:
-        if self.is_given and self.sync is not None:
-            raise Fault(
-                "a folder is copied over SSH, which `nodes: given` does not use; allowed: no `sync`, let the "
-                "scheduler copy the code, or use a folder that the machines share",
-                "sync",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_transport(self) -> Self:
-        if self.is_given and self.transport is not None:
-            raise Fault(
-                "it selects the SSH implementation, and `nodes: given` does not use SSH; allowed: no `transport`",
-                "transport",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_encrypt(self) -> Self:
-        if self.is_given and self.encrypt is not None:
-            raise Fault(
-                "SSH carries the traffic between workers then, and `nodes: given` does not use SSH; allowed: no "
-                "`encrypt`; use a private network between the machines, such as WireGuard",
-                "encrypt",
-            )
+    def _check_given(self) -> Self:
+        for key, problem in _NOT_GIVEN.items():
+            if self.is_given and getattr(self, key) is not None:
+                raise Fault(problem, key)
         return self
 
     @model_validator(mode="after")

@@ -16,7 +16,6 @@ from autodist.resources._keys import GIVEN, YamlKeys
 from autodist.resources._model import Source
 from autodist.resources._node import Node, SSHGroup
 from autodist.resources._plain import plain_copy
-from autodist.resources._sections import Timeouts
 from autodist.resources._workers import Allotment, Replica, Worker, allot, assign_workers, list_replicas, name_places
 from autodist.resources._yaml import read_text, read_yaml
 from autodist.resources.measurements import Measurements
@@ -219,24 +218,7 @@ class ResourceSpec(YamlKeys):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the spec as a YAML file would hold it, with defaults; `from_dict` reads it back."""
-        kept = {
-            "nodes",
-            "ssh",
-            "transport",
-            "batch",
-            "batch_norm",
-            "xla",
-            "shard",
-            "encrypt",
-            "firewall",
-            "max_restarts",
-            "min_nodes",
-            "rejoin_interval",
-            "sync",
-            "checkpoint",
-            "metrics",
-        }
-        content = self.model_dump(mode="json", include=kept | Timeouts.model_fields.keys())
+        content = self.model_dump(mode="json", include={*self._known_keys()} - {"strategy"})
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())
         if self.is_given:

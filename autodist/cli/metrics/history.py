@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,12 +11,13 @@ from typing import TypeVar
 import pydantic
 
 from autodist.cli.command_errors import UsageError
-from autodist.runs.metrics.records import MetricsLine, PlanRecord, WorkerMetrics
+from autodist.cli.metrics.follow import NewLines
+from autodist.runs.metrics.records import METRICS_FILE, PLANS_FILE, MetricsLine, PlanRecord, WorkerMetrics
 
 _Record = TypeVar("_Record", MetricsLine, PlanRecord)
 
 
-def parsed(kind: type[_Record], texts: Iterable[str], source: str) -> list[_Record]:
+def _parsed(kind: type[_Record], texts: Iterable[str], source: str) -> list[_Record]:
     """Returns the records of lines of JSON.
 
     Args:
@@ -45,6 +47,15 @@ class History:
 
     lines: list[MetricsLine] = field(default_factory=list)
     plans: list[PlanRecord] = field(default_factory=list)
+
+    def add(self, new: NewLines, folder: str = "") -> None:
+        """Adds new lines; `folder` is that of their files, for messages.
+
+        Raises:
+            UsageError: AutoDist has not written a line.
+        """
+        self.lines += _parsed(MetricsLine, new.lines, os.path.join(folder, METRICS_FILE))
+        self.plans += _parsed(PlanRecord, new.plans, os.path.join(folder, PLANS_FILE))
 
     @property
     def names(self) -> list[str]:
