@@ -118,60 +118,57 @@ class Run:
             self.divides_variables = divides_variables(self.builder)
             self.chooses_by_cost = self.workers > 1 and find_auto(self.builder) is not None
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
+        self.recorder = recorder()
+        self.metrics: StepMetrics | None = None
+        self.step = int(self.resumed.get("step", 0))
+        self.is_in_step = False
+        before = restarts.earlier_starts()
+        self.saved_step = before.saved if not self.resumed else self.step
+        self.saved_as = before.saved_as if not self.resumed else str(self.resumed["prefix"])
+        self._init_workers()
+        self._init_steps()
+
+    def _init_workers(self) -> None:
+        """Makes the objects for the other workers: their start, the calls of all workers, and the end."""
+        self.target = ""
         self.startup = StartupProgress(is_chief=self.index == 0)
         script = None if self.hosted is None else self.hosted.script
         self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup, script)
+        # All workers run the same steps in the same order, so the script's threads run steps one at a time.
+        self.step_lock: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
+        self.failed_step = FailedStepGuard(
+            lambda: self._peers.have_joined, self.step_lock, self._is_refused_by_all, self._end_others,
+            self.spec.cause_timeout,
+        )  # fmt: skip
+        self.coordination = Coordination(
+            self.index, self.workers, self._peers, self.failed_step, self._join, self.flush
+        )
+        self._peers.count_calls = lambda: self.coordination.calls_reached if self.steps.are_in_lockstep else None
+        self.chief = ChiefOnly(self)
+        self.end = RunEnd(
+            self.spec, self.index == 0, self._peers, self.failed_step, self.flush, self._close_session,
+            self._end_threads,
+        )  # fmt: skip
+        if self.hosted is not None:
+            self.end.host(self.hosted.end)
+
+    def _init_steps(self) -> None:
+        """Makes the objects for the script's variables and its steps."""
         self.tracker = VariableTracker(self.pull, self.workers)
         self._gathered_reads = GatheredReads(
             self.index, self.tracker, lambda: available_memory(self.spec.workers, self.index)
         )
         self.updates = Updates(self._on_failed_update, self._on_failed_standing_update)
-        # All workers run the same steps in the same order, so the script's threads run steps one at a time.
-        self.step_lock: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
-        self.failed_step = FailedStepGuard(
-            lambda: self._peers.have_joined,
-            self.step_lock,
-            self._is_refused_by_all,
-            self._end_others,
-            self.spec.cause_timeout,
-        )
+        self._awaited_buffers: Saved | None = None
         self.input_consistency = InputConsistencyCheck(
-            self.index,
-            [w.name for w in self.spec.workers],
-            frozenset(self.spec.feeding_workers),
-            lambda: self.coordination.messages,
-            self.guard,
-        )
-        self.coordination = Coordination(
-            self.index, self.workers, self._peers, self.failed_step, self._join, self.flush
-        )
-        self.end = RunEnd(
-            self.spec,
-            self.index == 0,
-            self._peers,
-            self.failed_step,
-            self.flush,
-            self._close_session,
-            self._end_threads,
-        )
-        if self.hosted is not None:
-            self.end.host(self.hosted.end)
+            self.index, [w.name for w in self.spec.workers], frozenset(self.spec.feeding_workers),
+            lambda: self.coordination.messages, self.guard,
+        )  # fmt: skip
+        self.steps = RunSteps(self)
+        self.outer_steps = OuterSteps(self.guard)
+        self.observer = StepObserver()
         self.on_training: Callable[[], None] = lambda: None
         self.before_training: Callable[[], None] = lambda: None
-        self.chief = ChiefOnly(self)
-        self._awaited_buffers: Saved | None = None
-        self.observer = StepObserver()
-        self.recorder = recorder()
-        self.metrics: StepMetrics | None = None
-        self.steps = RunSteps(self)
-        self._peers.count_calls = lambda: self.coordination.calls_reached if self.steps.are_in_lockstep else None
-        self.outer_steps = OuterSteps(self.guard)
-        self.step = int(self.resumed.get("step", 0))
-        self.is_in_step = False
-        self.target = ""
-        before = restarts.earlier_starts()
-        self.saved_step = before.saved if not self.resumed else self.step
-        self.saved_as = before.saved_as if not self.resumed else str(self.resumed["prefix"])
 
     @classmethod
     def begin(
