@@ -207,7 +207,7 @@ class Preemption(SaveRequest):
             )
         signal.signal(signal.SIGTERM, self._note)
         os.register_at_fork(after_in_child=self._forget)
-        self._run.end.heed_leaving(self._note_leaving)
+        self._run.end.watch_leaving(self._note_leaving)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_saved = any(schedule.saved_step >= self._run.step for schedule in self._schedules)

@@ -56,7 +56,7 @@ def re_exec_at_the_end(environment: Mapping[str, str]) -> None:
     command, script_end, now = [sys.executable, *sys.orig_argv[1:]], watch_script_end(), time.monotonic()
     re_exec = functools.partial(os.execve, command[0], command, _initial_environment() | added)
     gc.freeze()  # a last collection of TensorFlow's objects, whose memory goes with the process, takes half a second
-    _end.act = lambda: script_end.was_told_to_end_since(now) or re_exec()
+    _end.act = lambda: script_end.was_signalled_since(now) or re_exec()
 
 
 def cannot_re_exec() -> str | None:

@@ -54,7 +54,7 @@ class ScriptClient(WorkerClient):
         self._is_leaving, self._notice = Event(), PreemptionNotice()
         if membership.on_preempt:
             threading.Thread(target=self._report_leaving, name="autodist-leaving", daemon=True).start()
-            self._script_end.heeds_termination = self._leave
+            self._script_end.delays_termination = self._leave
         self._waiting = Event()
         self._sending = threading.Lock()
         self._ending = threading.Lock()

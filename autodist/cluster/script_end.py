@@ -36,7 +36,7 @@ class ScriptEnd:
         interrupted_at: time of the last Ctrl-C (by `time.monotonic`), which the script may have caught; None if there
             was none, or if the script has a handler of its own. After the script, Ctrl-C ends the process.
         is_terminated: True if SIGTERM, or a call of `end_script_by`, has ended the script.
-        heeds_termination: called on a SIGTERM that would end the script; if it returns True, the script continues.
+        delays_termination: called on a SIGTERM that would end the script; if it returns True, the script continues.
     """
 
     # An attribute of the class: Python sets the globals of modules to None before the last finalizers run, whose
@@ -47,7 +47,7 @@ class ScriptEnd:
         self.uncaught: list[BaseException] = []
         self.interrupted_at: float | None = None
         self.is_terminated = False
-        self.heeds_termination: Callable[[], bool] = lambda: False
+        self.delays_termination: Callable[[], bool] = lambda: False
         self._exit_argument: Any = None
         self._exits = 0
         self._ends_by: signal.Signals | None = None
@@ -80,7 +80,7 @@ class ScriptEnd:
             None if main is None else sys._current_frames().get(main)
         )
 
-    def was_told_to_end_since(self, moment: float) -> bool:
+    def was_signalled_since(self, moment: float) -> bool:
         """Returns True if a signal that ends the process has been received.
 
         Args:
@@ -132,7 +132,7 @@ class ScriptEnd:
             os.register_at_fork(after_in_child=self._forget_termination)
 
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
-        if self.heeds_termination():
+        if self.delays_termination():
             return
         with _marking_exceptions(signal.SIGTERM, frame):
             self.end_script_by(signal.SIGTERM)

@@ -45,7 +45,7 @@ class SSHOptions:
         identities_only: True if an agent's other keys are not offered.
         uses_agent: True if the keys of an agent are offered.
         control_path: socket of a connection that another program may have left open, with unexpanded tokens.
-        ciphers: the ciphers that OpenSSH offers, in order; empty if OpenSSH was not asked.
+        ciphers: the ciphers that OpenSSH offers, in order; empty without OpenSSH.
     """
 
     hostname: str

@@ -170,16 +170,16 @@ def figures_of(
     """
     variables = {variable.name: variable for variable in synced_variables(step)}
     stages = stages_of(strategy)
-    seats = workers_of_stages(strategy)
+    stage_workers = workers_of_stages(strategy)
     stage_variables = [
         [variables[n.variable] for n in strategy.nodes if n.parameter_server.owner == group.workers[0]]
         for group in stages.groups
     ]
-    none = [_NOT_KNOWN] * len(seats)
+    none = [_NOT_KNOWN] * len(stage_workers)
     forward, backward = (none, none) if costs is None else (costs.forward, costs.backward)
     pipelines, schedule = stages.pipelines, SCHEDULES[strategy.pipeline.schedule]
     micro_batches = len(strategy.graph_config.replicas) // pipelines
-    order = make_schedule(len(seats), micro_batches, schedule)
+    order = make_schedule(len(stage_workers), micro_batches, schedule)
     counts = [forward, backward]
 
     def flops_of(unit: Unit) -> int:
@@ -203,27 +203,29 @@ def figures_of(
                 forward=forward[stage],
                 backward=backward[stage],
             )
-            for stage, workers in enumerate(seats)
+            for stage, workers in enumerate(stage_workers)
         ),
-        cuts=() if costs is None else _cuts(seats, costs),
+        cuts=() if costs is None else _cuts(stage_workers, costs),
     )
 
 
-def _cuts(seats: Sequence[Sequence[int]], costs: StageCosts) -> tuple[CutFigures, ...]:
-    stages = {worker: stage for stage, workers in enumerate(seats) for worker in workers}
-    each, once = (_between_stages(ways, stages) for ways in (costs.each, costs.once))
+def _cuts(stage_workers: Sequence[Sequence[int]], costs: StageCosts) -> tuple[CutFigures, ...]:
+    stages = {worker: stage for stage, workers in enumerate(stage_workers) for worker in workers}
+    each, once = (_between_stages(links, stages) for links in (costs.each, costs.once))
     return tuple(
-        CutFigures(source=way[0], target=way[1], each=each.get(way, PartialCount()), once=once.get(way, PartialCount()))
-        for way in sorted(each.keys() | once.keys())
+        CutFigures(
+            source=link[0], target=link[1], each=each.get(link, PartialCount()), once=once.get(link, PartialCount())
+        )
+        for link in sorted(each.keys() | once.keys())
     )
 
 
-def _between_stages(ways: Mapping[Link, PartialCount], stages: Mapping[int, int]) -> dict[Link, PartialCount]:
+def _between_stages(links: Mapping[Link, PartialCount], stages: Mapping[int, int]) -> dict[Link, PartialCount]:
     """Returns the largest transfer from a worker of one stage to a worker of another, by pair of stages."""
     counts: dict[Link, list[PartialCount]] = {}
-    for (source, target), tally in ways.items():
-        counts.setdefault((stages[source], stages[target]), []).append(tally)
-    return {way: reduce(_larger, tallies) for way, tallies in counts.items()}
+    for (source, target), count in links.items():
+        counts.setdefault((stages[source], stages[target]), []).append(count)
+    return {link: reduce(_larger, found) for link, found in counts.items()}
 
 
 def _larger(one: PartialCount, other: PartialCount) -> PartialCount:

@@ -135,7 +135,7 @@ def available_memory(workers: Sequence[Worker], index: int) -> int:
 
 @functools.cache
 def _gpu_memory() -> int:
-    """Returns the bytes of the smallest GPU; asked once, since each answer of the driver takes a process."""
+    """Returns the bytes of the smallest GPU; queried once, since each answer of the driver takes a process."""
     totals = [int(line) for line in query_gpus("memory.total", _DRIVER_LIMIT) if line.strip().isdecimal()]
     return min(totals, default=0) * 1024**2
 

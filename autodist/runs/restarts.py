@@ -181,7 +181,7 @@ def restart(lost: LostRun, spec: ResourceSpec, builder: BuildsStrategy | None = 
             watch_script_end().end_by(signal.SIGTERM)
         return
     if spec.is_given and not isinstance(lost.error, WorkerFailedError):
-        return  # its processes were told that it ends
+        return  # its processes have received its end
     count, wait = earlier.count + 1, backoff(earlier.count + 1, lost.is_of_machines)
     left_out = nodes_to_leave_out(lost.leaving, spec, builder)
     log.warning(

@@ -174,9 +174,9 @@ class RunEnd:
         """
         self._peers.starts_again = starts_again
 
-    def heed_leaving(self, heed: Callable[[str], None]) -> None:
-        """On the chief, registers `heed` to be called, in another thread, with each worker that receives SIGTERM."""
-        self._peers.on_leaving = heed
+    def watch_leaving(self, on_leaving: Callable[[str], None]) -> None:
+        """On the chief, registers a function that is called, in another thread, with each worker that gets SIGTERM."""
+        self._peers.on_leaving = on_leaving
 
     def start_again_with(self, joining: Joining) -> NoReturn:
         """On the chief, ends the script, so that the run can start again with more machines.

@@ -32,7 +32,7 @@ class RunEnd:
 
     reason, is_lost, is_leaving = "", False, False
 
-    def heed_leaving(self, heed: Callable[[str], None]) -> None:
+    def watch_leaving(self, heed: Callable[[str], None]) -> None:
         self.leaves = heed
 
     def lose(self, worker: str, reason: str) -> NoReturn:

@@ -104,14 +104,14 @@ def test_an_error_is_reported_at_once_where_the_chief_waits_in_its_first_step(ch
 
 @pytest.fixture
 def saving_chief(monkeypatch: pytest.MonkeyPatch) -> Chief:
-    monkeypatch.setattr(watch_script_end(), "heeds_termination", watch_script_end().heeds_termination)
+    monkeypatch.setattr(watch_script_end(), "delays_termination", watch_script_end().delays_termination)
     return Chief(on_preempt=True)
 
 
 def test_the_first_sigterm_and_its_repeats_are_reported_once_to_a_chief_that_saves_then(
     saving_chief: Chief, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heeds = watch_script_end().heeds_termination
+    heeds = watch_script_end().delays_termination
     assert [heeds(), heeds()] == [True, True]
     monkeypatch.setattr(preemption_notice, "REPEATS_WITHIN", 0.0)
     assert not heeds()
@@ -124,7 +124,7 @@ def test_the_agent_s_own_sigterm_ends_the_script(saving_chief: Chief, monkeypatc
     monkeypatch.setattr("autodist.cluster.script_client._end_own_group", lambda limit: ended.set())
     saving_chief.say(ProgressRequest())  # the client may not have read it by then
     saving_chief.end_the_script()
-    assert not watch_script_end().heeds_termination()
+    assert not watch_script_end().delays_termination()
     assert not ended.wait(0.1)  # its guard does that
     saving_chief.leave()
     assert ended.wait(10)  # unless the agent is gone
@@ -153,4 +153,4 @@ def test_an_agent_that_ends_its_script_is_not_taken_for_silent(monkeypatch: pyte
 
 
 def test_without_that_sigterm_ends_the_script(chief: Chief) -> None:
-    assert not watch_script_end().heeds_termination()
+    assert not watch_script_end().delays_termination()
