@@ -12,6 +12,7 @@ import math
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -48,6 +49,13 @@ def join(thread: threading.Thread) -> None:
     """Returns when a thread has ended."""
     while thread.is_alive():
         thread.join(_LONGEST)
+
+
+def join_all(threads: Iterable[threading.Thread], limit: float) -> None:
+    """Returns when all threads have ended, or after about `limit` seconds."""
+    deadline = time.monotonic() + limit
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def take(items: queue.SimpleQueue[T]) -> T:

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 # Below Linux's range for outgoing connections (32768 and up), which could take a port between check and use.
@@ -14,6 +15,9 @@ _RANGE = range(20000, 32000)
 
 # The state of a listening socket in /proc/net/tcp.
 _LISTENS = "0A"
+
+_LOOPBACK = ("0100007F", f"{0:024X}01000000")
+"""The loopback addresses there."""
 
 
 class ReservedPort:
@@ -171,21 +175,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 def is_open_to_others(port: int) -> bool:
     """Returns True if a socket of any process listens at a port on more than the loopback interface."""
-    for table, loopback in (("/proc/net/tcp", "0100007F"), ("/proc/net/tcp6", f"{0:024X}01000000")):
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
-            if any(row[3] == _LISTENS and row[1].endswith(f":{port:04X}") and row[1][:-5] != loopback for row in rows):
-                return True
-    return False
+    return any(row[1][:-5] not in _LOOPBACK for row in _listeners(port))
 
 
 def holder_of(port: int) -> str:
     """Returns text about this user's process that listens on a port; "" if there is none."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
-            inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
+    inodes = {f"socket:[{row[9]}]" for row in _listeners(port)}
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if os.readlink(descriptor) in inodes:
@@ -193,6 +188,14 @@ def holder_of(port: int) -> str:
                 command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 return f", by process {process} ({command.strip()[:200]})"
     return ""
+
+
+def _listeners(port: int) -> Iterator[list[str]]:
+    """Yields the row of each socket of this machine that listens at a port: address, state and inode are 1, 3 and 9."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
+            yield from (row for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}"))
 
 
 def reason_of(error: OSError) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from autodist.runtime.inbox_loops import InboxLoops, keep_open
 from autodist.runtime.persistent_buffers import PersistentBuffers
 from autodist.runtime.reserved_threads import ReservedThreads
 from autodist.runtime.timeline import TracedRuns, TraceFile, shared_queues
+from autodist.waits import join_all
 
 COLLECTIVE_KEY = 1
 """Graph key of every run with collectives; workers share step ids in these runs only."""
@@ -282,10 +282,7 @@ class GraphRunners:
 
     def _call_within(self, limit: float, ends: Sequence[Callable[[], object]]) -> None:
         """Calls functions concurrently; returns when all have returned, or after `limit` seconds."""
-        closing = [self.ending_threads.start(end) for end in ends]
-        deadline = time.monotonic() + limit
-        for thread in closing:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join_all([self.ending_threads.start(end) for end in ends], limit)
 
 
 def _with_own_queues(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:

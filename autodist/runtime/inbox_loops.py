@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
@@ -16,6 +15,7 @@ from autodist.graph.imported import ImportedGraph
 from autodist.graph.inboxes import Inbox
 from autodist.graph.names import is_control
 from autodist.runtime.reserved_threads import ReservedThreads
+from autodist.waits import join_all
 
 OVERLAPPING = 2
 """Iterations of a loop that overlap, so that the requests of the next one are at the source early."""
@@ -106,9 +106,7 @@ class InboxLoops:
                 else:  # before this call, only a failure ends it
                     keep_open(session)
                 self._running.pop()
-        deadline = time.monotonic() + limit
-        for thread in self._ending:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join_all(self._ending, limit)
         return not any(thread.is_alive() for thread in self._ending)
 
     def _run(self, session: tf.compat.v1.Session, ends: Sequence[tf.Operation], closes: Sequence[tf.Operation]) -> None:

@@ -27,6 +27,18 @@ def kind_of_operation(operation: str) -> str:
     return "waiting" if _BLOCKS.match(operation) else "computing"
 
 
+def operation_of(label: str) -> str:
+    """Returns the type of the operation in TensorFlow's description of a node; "" if there is none."""
+    found = _OPERATION.search(label)
+    return found[1] if found else ""
+
+
+def task_of(device: str, default: int = 0) -> int:
+    """Returns the index of the worker in the name of a device."""
+    found = _TASK.search(device)
+    return int(found[1]) if found else default
+
+
 @dataclass(frozen=True)
 class TracedTimes:
     """Wall-clock seconds of one worker in one step. At each moment the first of the activities counts.
@@ -48,7 +60,7 @@ class TracedTimes:
         """Returns the times in a run's `StepStats`; None if it has no operation of this worker."""
         spans: dict[str, list[tuple[float, float]]] = {}
         for device in step_stats.dev_stats:
-            if _is_own(device.device, worker):
+            if task_of(device.device, worker) == worker:
                 for node in device.node_stats:
                     start = node.all_start_nanos or 1000 * node.all_start_micros
                     span = (start, start + (node.all_end_rel_nanos or 1000 * node.all_end_rel_micros))
@@ -67,13 +79,5 @@ def _all(spans: dict[str, list[tuple[float, float]]], *kinds: str) -> Iterable[t
     return (span for kind in kinds for span in spans.get(kind, ()))
 
 
-def _is_own(device: str, worker: int) -> bool:
-    task = _TASK.search(device)
-    return task is None or int(task[1]) == worker
-
-
 def _kind_of(label: str) -> str:
-    if _TRANSFER.match(label):
-        return "transfer"
-    operation = _OPERATION.search(label)
-    return kind_of_operation(operation[1] if operation else "")
+    return "transfer" if _TRANSFER.match(label) else kind_of_operation(operation_of(label))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 
-from autodist.waits import Condition
+from autodist.waits import Condition, join_all
 
 STANDING = 2
 """Runs of a standing update that have begun. With 1, the next one would begin a round trip after the last has ended."""
@@ -91,9 +90,7 @@ class Updates:
 
     def wait_until_ended(self, limit: float) -> None:
         """Returns when no standing update is left, or after about `limit` seconds."""
-        deadline = time.monotonic() + limit
-        for thread in self._standing:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join_all(self._standing, limit)
 
     @property
     def have_begun(self) -> bool:

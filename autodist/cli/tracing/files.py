@@ -12,10 +12,9 @@ from typing import Any
 import pydantic
 
 from autodist.cli.command_errors import UsageError
+from autodist.runtime.traced_times import operation_of, task_of
 
 _FILE = re.compile(r"(?P<step>.+)\.worker_(?P<worker>\d+)\.json\Z")
-_TASK = re.compile(r"/task:(\d+)")
-_OPERATION = re.compile(r" = (\w+)\(")
 _TRANSFER = re.compile(
     r"\[(?P<size>[\d.]+)(?P<unit>[KMGT]?)B\] .*?(?:edge_\d+_)?(?P<tensor>\S+) from (?P<source>\S+) to (?P<target>\S+)"
 )
@@ -186,11 +185,11 @@ def _events(raw: Sequence[_RawEvent], ahead: Mapping[int, float]) -> tuple[Event
 
 
 def _event(raw: _RawEvent, place: str, ahead: Mapping[int, float]) -> Event:
-    task = _task(place)
+    task = task_of(place)
     label = str(raw.args.get("label", ""))
-    operation, moved = _OPERATION.search(label), _TRANSFER.match(label)
+    moved = _TRANSFER.match(label)
     transfer = moved and TracedTransfer(
-        _task(moved["source"]), _task(moved["target"]), moved["tensor"].partition(":")[0],
+        task_of(moved["source"]), task_of(moved["target"]), moved["tensor"].partition(":")[0],
         int(float(moved["size"]) * _UNITS[moved["unit"]]),
     )  # fmt: skip
     return Event(
@@ -198,18 +197,13 @@ def _event(raw: _RawEvent, place: str, ahead: Mapping[int, float]) -> Event:
         device=place.partition("/device:")[2] or place,
         lane=raw.tid,
         name=raw.name,
-        operation=operation[1] if operation else "",
+        operation=operation_of(label),
         start=raw.ts - ahead.get(task, 0.0) * 1e6,
         length=raw.dur,
         queue=raw.args.get("queue"),
         transfer=transfer,
         label=label,
     )
-
-
-def _task(place: str) -> int:
-    found = _TASK.search(place)
-    return int(found[1]) if found else 0
 
 
 def _natural(name: str) -> tuple[str | int, ...]:
