@@ -12,7 +12,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -43,6 +43,13 @@ class Event(threading.Event):  # noqa: TID251
             if time.monotonic() >= deadline:
                 return False
         return True
+
+
+def start_thread(name: str, work: Callable[..., object], *arguments: object) -> threading.Thread:
+    """Starts a daemon thread `autodist-NAME` that calls `work`; it ends with the process."""
+    thread = threading.Thread(target=work, args=arguments, name=f"autodist-{name}", daemon=True)
+    thread.start()
+    return thread
 
 
 def join(thread: threading.Thread) -> None:

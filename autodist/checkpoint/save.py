@@ -25,7 +25,7 @@ from autodist.runs.restarts import is_gone
 from autodist.runs.run import Run
 from autodist.runtime.variables import StoredVariable
 from autodist.versions import VERSION
-from autodist.waits import join
+from autodist.waits import join, start_thread
 
 log = logging.getLogger("autodist")
 
@@ -217,8 +217,7 @@ class Background:
             act: the task; the next `wait` raises its exception.
         """
         assert self._thread is None, "`wait` comes before it"
-        self._thread = threading.Thread(target=self._do, args=(act,), name="autodist-checkpoint", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("checkpoint", self._do, act)
 
     def wait(self) -> None:
         """Returns when no task runs.

@@ -53,7 +53,7 @@ from autodist.cluster.start import content_digest
 from autodist.cluster.timeouts import HeartbeatTimeout, heartbeat_interval
 from autodist.errors import ClusterError
 from autodist.versions import VERSION
-from autodist.waits import Event
+from autodist.waits import Event, start_thread
 
 _INPUT_CONSUMED_BY_LOGIN = (
     "the agent there did not receive the chief's messages completely (it received {!r}): a program that the login "
@@ -122,16 +122,13 @@ class Agent:
             return False
         if not self._is_leaving:
             self._is_leaving = True
-            threading.Thread(target=self.send, args=(Leaving(),), name="autodist-leaving", daemon=True).start()
+            start_thread("leaving", self.send, Leaving())
         return True
 
     def _wait_for_timeout(self, timeout: HeartbeatTimeout) -> None:
         """Returns when the connection has ended, or no message arrived within the timeout."""
         interval = heartbeat_interval(timeout.limit)
-        self._heartbeat = threading.Thread(
-            target=self._send_heartbeats, args=(interval,), name="autodist-heartbeat", daemon=True
-        )
-        self._heartbeat.start()
+        self._heartbeat = start_thread("heartbeat", self._send_heartbeats, interval)
         # Checked here and not in `_send_heartbeats`: sending blocks if the link is cut in the middle of much output.
         while not self._ended.wait(timeout.poll_interval):
             if timeout.has_expired():
@@ -142,7 +139,7 @@ class Agent:
                 )
                 # The link may come back; then this message is the cause of the script's end. In a thread, since
                 # writing to a cut link blocks.
-                threading.Thread(target=self.send, args=(Lost(problem),), name="autodist-lost", daemon=True).start()
+                start_thread("lost", self.send, Lost(problem))
                 return
 
     def send(self, message: Message) -> None:

@@ -14,6 +14,7 @@ from autodist.cluster.failure import LAST_LINES, why_agent_ended
 from autodist.cluster.protocol import Lost, Message, ProtocolError, decode, encode
 from autodist.cluster.transport import Channel
 from autodist.errors import ClusterError
+from autodist.waits import start_thread
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -36,10 +37,8 @@ class AgentConnection(ABC):
         self._channel = channel
         self._sending = threading.Lock()
         self._other_lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        self._error_reader = threading.Thread(target=self._read_errors, name=f"autodist-{name}-errors", daemon=True)
-        self._error_reader.start()
-        self._reader = threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True)
-        self._reader.start()
+        self._error_reader = start_thread(f"{name}-errors", self._read_errors)
+        self._reader = start_thread(name, self._read)
 
     @abstractmethod
     def _handle(self, message: Message) -> None:

@@ -35,7 +35,7 @@ from autodist.cluster.stalls import SAME_STEPS
 from autodist.cluster.worker_connection import WorkerConnection, WorkerGroup
 from autodist.errors import ClusterError, MachinesAwayError, WorkerFailedError
 from autodist.resources import ResourceSpec, Worker
-from autodist.waits import Condition
+from autodist.waits import Condition, start_thread
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -166,7 +166,7 @@ class Coordinator:
             self._run()
         self._network.warn_of_open_ports()
         if self._group.connections:
-            threading.Thread(target=self._supervise, name="autodist-supervisor", daemon=True).start()
+            start_thread("supervisor", self._supervise)
 
     def start_scripts(self) -> None:
         """Starts the script on every other worker before `start`, for which the scripts wait when they use AutoDist.

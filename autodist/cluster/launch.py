@@ -19,7 +19,7 @@ from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
 from autodist.cluster.script_client import CONTROL_VARIABLE
 from autodist.cluster.timeouts import Stopwatch, heartbeat_interval
-from autodist.waits import Event
+from autodist.waits import Event, start_thread
 
 # A longer line is forwarded in pieces of this many bytes.
 _MAX_LINE = 1 << 16
@@ -89,13 +89,13 @@ class LaunchedScript:
         if self._firewall is not None:
             self._firewall.release()
         reserved_port.release()
-        self._pumps = [self._run(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
+        self._pumps = [start_thread(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_script: queue.SimpleQueue[Message] = queue.SimpleQueue()
         if not start.waits:
             self.send_to_script(start.membership)
-        self._run("client-writer", self._send_to_script)
-        self._run("worker-client", self._read_from_script)
-        self._watch = self._run("script", self._wait)
+        start_thread("client-writer", self._send_to_script)
+        start_thread("worker-client", self._read_from_script)
+        self._watch = start_thread("script", self._wait)
 
     def is_stopped(self) -> bool:
         """Returns True if the script's process is stopped; see `StoppedProcessCheck.is_stopped`."""
@@ -113,11 +113,6 @@ class LaunchedScript:
         self._guard.stdin.close()
         self._gone.wait()
         self._watch.join(_REPORT_LIMIT)
-
-    def _run(self, name: str, work: Callable[..., None], *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=work, name=f"autodist-{name}", args=arguments, daemon=True)
-        thread.start()
-        return thread
 
     def _pump(self, stream: str) -> None:
         source: BinaryIO = getattr(self._guard, stream)
@@ -137,7 +132,7 @@ class LaunchedScript:
             for line in self._control.makefile("rb"):
                 message = decode(line)
                 if isinstance(message, Joined):
-                    self._run("worker-client-heartbeat", self._send_heartbeats)
+                    start_thread("worker-client-heartbeat", self._send_heartbeats)
                 self._send(message)
         except OSError:
             return  # the script has ended, which `_wait` reports

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from rich.file_proxy import FileProxy
 
-from autodist.waits import Condition
+from autodist.waits import Condition, start_thread
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -58,8 +58,7 @@ class Output:
                 return
             self._waiting.append((stream, f"[{name}] {text}\n"))
             if self._writer is None:
-                self._writer = threading.Thread(target=self._write_all, name="autodist-output", daemon=True)
-                self._writer.start()
+                self._writer = start_thread("output", self._write_all)
             self._changed.notify_all()
 
     def drain(self, limit: float) -> bool:

@@ -19,7 +19,7 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.timeouts import HeartbeatTimeout, wait_for
 from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import ClusterError
-from autodist.waits import Condition, Event
+from autodist.waits import Condition, Event, start_thread
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -53,14 +53,14 @@ class ScriptClient(WorkerClient):
         self._timeout = HeartbeatTimeout(membership.silence_timeout)
         self._is_leaving, self._notice = Event(), PreemptionNotice()
         if membership.on_preempt:
-            threading.Thread(target=self._report_leaving, name="autodist-leaving", daemon=True).start()
+            start_thread("leaving", self._report_leaving)
             self._script_end.delays_termination = self._leave
         self._waiting = Event()
         self._sending = threading.Lock()
         self._ending = threading.Lock()
         self._send(Joined())
-        threading.Thread(target=self._listen, name="autodist-worker-client", daemon=True).start()
-        threading.Thread(target=self._watch_timeout, name="autodist-silence", daemon=True).start()
+        start_thread("worker-client", self._listen)
+        start_thread("silence", self._watch_timeout)
 
     def _read_membership(self) -> Membership:
         """Returns the agent's first message. A script that was started early waits for the chief's AutoDist here.
@@ -173,7 +173,7 @@ class ScriptClient(WorkerClient):
         while not self._ended.wait(self._timeout.poll_interval):
             if self._timeout.has_expired() and self._is_kept_by_agent():  # else its guard ends the script
                 # In a thread: the agent reads this process's output, and a full pipe blocks.
-                threading.Thread(target=self._report_silence, name="autodist-silent-agent", daemon=True).start()
+                start_thread("silent-agent", self._report_silence)
                 self._end(released=False)
 
     def _report_silence(self) -> None:

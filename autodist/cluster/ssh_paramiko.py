@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import threading
 from collections.abc import Sequence
 from threading import Event  # noqa: TID251 - type of a parameter of paramiko's
 from typing import Any
@@ -23,6 +22,7 @@ from autodist.cluster.ssh_keys import KeyLogin, load_key
 from autodist.cluster.ssh_machine import ONE_TRY, SessionRefusedError, SSHCommand, SSHMachine
 from autodist.cluster.ssh_route import Hop, find_route
 from autodist.cluster.ssh_settings import SSHSettings
+from autodist.waits import start_thread
 
 _CHUNK = 1 << 16
 
@@ -210,7 +210,7 @@ class ProxyCommand:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno()
             )
-        threading.Thread(target=self._process.wait, name="autodist-proxy-command", daemon=True).start()
+        start_thread("proxy-command", self._process.wait)
 
     def failure(self) -> str | None:
         """Returns the exit status as text if the command failed, after its connection broke; else None."""

@@ -25,7 +25,7 @@ from autodist.cluster.ssh_program_output import DONE, JOINED, OF_NO_CONNECTION, 
 from autodist.cluster.ssh_route import Hop, find_route
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
-from autodist.waits import Condition
+from autodist.waits import Condition, start_thread
 
 _CHUNK = 1 << 16
 _MAX_LINES = 2000
@@ -53,8 +53,7 @@ class Connection:
         self._is_at_end = False
         self._reading: threading.Thread | None = None
         if program is not None:
-            self._reading = threading.Thread(target=self._read, name="autodist-ssh", daemon=True)
-            self._reading.start()
+            self._reading = start_thread("ssh", self._read)
 
     @property
     def output(self) -> str:

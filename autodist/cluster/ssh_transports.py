@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -17,7 +16,7 @@ from autodist.cluster.ssh_settings import SSHOrder, SSHSettings
 from autodist.cluster.stream_relay import Relays
 from autodist.cluster.timeouts import HeartbeatTimeout
 from autodist.errors import ClusterError
-from autodist.waits import Event
+from autodist.waits import Event, start_thread
 
 _POLL_INTERVAL, _GRACE = 1.0, 1.0
 
@@ -38,9 +37,7 @@ def reach(settings: SSHSettings, timeout: float, wait_while_needed: Callable[[fl
 def relay(order: SSHOrder, relays: Relays, output: BinaryIO) -> None:
     """Starts a command for each of the chief's streams; returns when all have ended. `output` is not used."""
     have_started = Event()
-    threading.Thread(
-        target=_end_with_the_chief, name="autodist-relay-chief", args=(relays, have_started), daemon=True
-    ).start()
+    start_thread("relay-chief", _end_with_the_chief, relays, have_started)
     # The first message of an agent may be late: it has to load Python first, maybe from a network drive.
     limit, grace = order.silence_timeout, max(0.0, order.reach_timeout - order.silence_timeout)
     settings = order.settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Protocol
 
 from autodist.cluster.protocol import Doing, Progress
 from autodist.cluster.timeouts import Stopwatch
+from autodist.waits import start_thread
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -207,7 +207,7 @@ class StallWatch:
     ) -> None:
         self._coordinator, self._chief, self._progress, self._limits = coordinator, chief, progress, limits
         self._reset()
-        threading.Thread(target=self._watch, name="autodist-stalls", daemon=True).start()
+        start_thread("stalls", self._watch)
 
     def _reset(self) -> None:
         """Starts a new wait of the chief."""

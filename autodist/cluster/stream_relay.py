@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol
 
 from autodist.cluster.protocol import Heartbeat, Lost, Message, encode
 from autodist.cluster.timeouts import HeartbeatTimeout, heartbeat_interval
-from autodist.waits import Event
+from autodist.waits import Event, start_thread
 
 
 class RemoteCommand(Protocol):
@@ -129,9 +129,7 @@ class Relays:
             StreamRelay(name, remote, self._all_streams[index], timeout).run()
             on_end()
 
-        thread = threading.Thread(target=run, name=f"autodist-relay-{index}", daemon=True)
-        thread.start()
-        self._threads.append(thread)
+        self._threads.append(start_thread(f"relay-{index}", run))
 
     def send(self, index: int, message: Message) -> None:
         """Sends a message to the chief, in place of a command that was not started."""
@@ -175,14 +173,13 @@ class StreamRelay:
 
     def run(self) -> None:
         """Returns when either side has ended or the connection is lost, after this was sent to the coordinator."""
-        errors = threading.Thread(target=self._forward_errors, name="autodist-relayed-errors", daemon=True)
-        errors.start()
+        errors = start_thread("relayed-errors", self._forward_errors)
         for name, work in {
             "input": self._forward_input,
             "output": self._forward_output,
             "beat": self._send_heartbeats,
         }.items():
-            threading.Thread(target=work, name=f"autodist-relayed-{name}", daemon=True).start()
+            start_thread(f"relayed-{name}", work)
         while not self._ended.wait(self._timeout.poll_interval):
             if not self._receiving:
                 self._timeout.restart()

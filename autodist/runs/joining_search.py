@@ -22,7 +22,7 @@ from autodist.runs.lost_run import Joining
 from autodist.runs.node_choice import nodes_in_whole_rows, processes_in_whole_rows
 from autodist.runs.restarts import MOST_FAILED_JOINS, earlier_starts
 from autodist.strategies import BuildsStrategy
-from autodist.waits import Event
+from autodist.waits import Event, start_thread
 
 log = logging.getLogger("autodist")
 
@@ -198,9 +198,7 @@ class MissingMachines(JoiningSearch):
                 self._refuse(node.address, f"it is there, but cannot be used: {' '.join(faults)}")
 
         # Daemons: Python waits for the threads of a pool before it runs exit handlers, which end the look.
-        threads = [threading.Thread(target=check, args=(node,), name="autodist-check", daemon=True) for node in nodes]
-        for thread in threads:
-            thread.start()
+        threads = [start_thread("check", check, node) for node in nodes]
         for thread in threads:
             thread.join()
         return ready

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 
 from autodist.cluster.coordinator import Coordinator
@@ -13,7 +12,7 @@ from autodist.cluster.script import Script
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs.startup_progress import StartupProgress
-from autodist.waits import Event, join
+from autodist.waits import Event, join, start_thread
 
 log = logging.getLogger("autodist")
 
@@ -74,9 +73,8 @@ class WorkerLaunch:
         self._error: BaseException | None = None
         self._is_awaited = self._is_ended = False
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._start, name="autodist-starting", daemon=True)
         startup.start()
-        self._thread.start()
+        self._thread = start_thread("starting", self._start)
         (_early if payload is None else _launches).append(self)
 
     @staticmethod

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from autodist.errors import ClusterError
-from autodist.waits import Event, result_of
+from autodist.waits import Event, result_of, start_thread
 
 R = TypeVar("R")
 
@@ -36,8 +36,7 @@ class InterruptibleExecutor:
         self._under_way = 0
         self._changed_at = time.monotonic()
         _executors.add(self)
-        self._thread = threading.Thread(target=self._serve, name="autodist-caller", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("caller", self._serve)
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
         """Returns `function(*args)`; callable from any thread.

@@ -11,6 +11,7 @@ import tensorflow as tf
 from autodist.graph.devices import cpu_of
 from autodist.graph.inboxes import Inbox, queue_of
 from autodist.runtime.graph_runner import GraphRunners
+from autodist.waits import start_thread
 
 Send = Callable[[Sequence[int], bytes], None]
 """Sends a message to some workers; returns before it has arrived."""
@@ -76,9 +77,7 @@ class Mailbox:
         self._loops.bring(self._inboxes)
         self._ending_threads.reserve()
         for other in self._takes:
-            reader = threading.Thread(target=self._read, args=(other,), name="autodist-mailbox", daemon=True)
-            self._readers.append(reader)
-            reader.start()
+            self._readers.append(start_thread("mailbox", self._read, other))
 
     def close(self) -> None:
         """Stops reading, even if other workers have gone. Later messages stay unread."""

@@ -8,6 +8,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from autodist.waits import start_thread
+
 # Python 3.12 refuses to start a thread once the script has ended, in exit handlers as well.
 _STARTS_NONE_AT_EXIT = sys.version_info[:2] == (3, 12)
 
@@ -28,8 +30,7 @@ class ReservedThreads:
         """Prepares for one further call of `start`."""
         if self._needs_reserve:
             work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-            thread = threading.Thread(target=_run_one, args=(work,), name="autodist-reserved", daemon=True)
-            thread.start()
+            thread = start_thread("reserved", _run_one, work)
             weakref.finalize(self, work.put, _nothing).atexit = False
             self._waiting.put((thread, work))
 
@@ -42,8 +43,7 @@ class ReservedThreads:
         try:
             thread, work = self._waiting.get_nowait()
         except queue.Empty:
-            thread = threading.Thread(target=function, name="autodist-ending", daemon=True)
-            thread.start()
+            thread = start_thread("ending", function)
         else:
             work.put(function)
         return thread

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from autodist.waits import Condition, join_all
+from autodist.waits import Condition, join_all, start_thread
 
 STANDING = 2
 """Runs of a standing update that have begun. With 1, the next one would begin a round trip after the last has ended."""
@@ -51,8 +51,7 @@ class Updates:
                 raise self._failure
             self._pending += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="autodist-updates", daemon=True)
-                self._thread.start()
+                self._thread = start_thread("updates", self._serve)
         self._released.put(update)
 
     def wait(self) -> None:
@@ -75,9 +74,7 @@ class Updates:
     def repeat(self, update: Callable[[], object]) -> None:
         """Runs a standing update again and again; `STANDING` runs wait at a time."""
         for _ in range(STANDING):
-            thread = threading.Thread(target=self._repeat, args=(update,), name="autodist-standing-update", daemon=True)
-            self._standing.append(thread)
-            thread.start()
+            self._standing.append(start_thread("standing-update", self._repeat, update))
 
     def end_standing(self) -> None:
         """Ends the standing updates with the sessions that run them, which the caller closes next."""

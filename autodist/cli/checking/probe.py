@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -44,6 +43,7 @@ from autodist.cluster.environments.memory import MachineMemory
 from autodist.cluster.interfaces import interface_addresses
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Inspect, Message, ProtocolError, decode
+from autodist.waits import start_thread
 
 _MAX_AT_ONCE = 64
 """Number of connections tried at the same time."""
@@ -57,9 +57,8 @@ class Probe(Agent):
         self._reserved: list[ReservedPort] = []
         self._requests: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # In a thread, so that the process ends with its standard input while it answers.
-        self._answering = threading.Thread(target=self._answer_all, name="autodist-answers", daemon=True)
-        self._answering.start()
-        threading.Thread(target=self._end_after_error, name="autodist-error", daemon=True).start()
+        self._answering = start_thread("answers", self._answer_all)
+        start_thread("error", self._end_after_error)
 
     def serve(self) -> None:
         super().serve()

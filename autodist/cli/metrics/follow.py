@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from autodist.cluster.agent import Agent, take_streams
 from autodist.cluster.protocol import Lost, Message
 from autodist.runs.metrics.records import METRICS_FILE, PLANS_FILE
+from autodist.waits import start_thread
 
 POLL_SECONDS = 1.0
 
@@ -105,7 +105,7 @@ class Follower(Agent):
 
     def _handle(self, message: Message) -> bool:
         if isinstance(message, FollowRequest):
-            threading.Thread(target=self._follow, args=(message.folder,), name="autodist-follow", daemon=True).start()
+            start_thread("follow", self._follow, message.folder)
         return True
 
     def _follow(self, name: str) -> None:

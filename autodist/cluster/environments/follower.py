@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from autodist.cluster.script import Script
 from autodist.errors import BAD_INPUT, AutoDistError, ResourceSpecError
 from autodist.json_record import JSONRecord
 from autodist.logs.terminal import print_message
+from autodist.waits import start_thread
 
 VARIABLE = "AUTODIST_FOLLOWS"
 """Environment variable with the follower's order, as JSON."""
@@ -125,7 +125,7 @@ class Follower(Agent):
             return
         self._log(f"this process was sent {name}, and ends its script")
         problem = f"its process was sent {name}, by the scheduler or a user of its machine"
-        threading.Thread(target=self._leave, args=(problem,), name="autodist-leaving", daemon=True).start()
+        start_thread("leaving", self._leave, problem)
 
     def send(self, message: Message) -> None:
         if isinstance(message, Line):

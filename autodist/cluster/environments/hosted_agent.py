@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from autodist.cluster.protocol import (
 from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.logs.formatting import summary_of
-from autodist.waits import take
+from autodist.waits import start_thread, take
 
 _HANG_UP_LIMIT = 5.0
 """Seconds for the last messages to the chief, and for the chief to close the connection."""
@@ -132,8 +131,7 @@ class HostedAgent(Agent):
         super().__init__(*self._streams, welcome.stop_timeout, welcome.silence_timeout)
         self._outcomes: queue.SimpleQueue[HostedClient | ClusterError] = queue.SimpleQueue()
         self._client: HostedClient | None = None
-        self._serving = threading.Thread(target=self.serve, name="autodist-hosted-agent", daemon=True)
-        self._serving.start()
+        self._serving = start_thread("hosted-agent", self.serve)
 
     def wait_for_start(self) -> HostedClient:
         """Returns the worker client, as soon as the chief starts the run.

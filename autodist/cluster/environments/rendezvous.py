@@ -8,7 +8,6 @@ import logging
 import os
 import queue
 import subprocess
-import threading
 from collections.abc import Collection, MutableMapping, Sequence
 
 from autodist.cluster.environments.handshake import Hello
@@ -29,6 +28,7 @@ from autodist.cluster.timeouts import POLL_INTERVAL, Stopwatch
 from autodist.cluster.transport import Channel, start_relay
 from autodist.errors import ClusterError
 from autodist.resources import Timeouts, is_own_address
+from autodist.waits import start_thread
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -159,10 +159,7 @@ class Rendezvous:
     def _start_server(self, secret: str) -> None:
         order = self._order(secret)
         self._process, self._channels = start_relay("rendezvous", order, self._most_channels, stdout=subprocess.PIPE)
-        self._reading = threading.Thread(
-            target=self._read_events, args=(self._process,), name="autodist-rendezvous-events", daemon=True
-        )
-        self._reading.start()
+        self._reading = start_thread("rendezvous-events", self._read_events, self._process)
 
     def _read_events(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None, "stdout is a pipe"

@@ -43,7 +43,7 @@ from autodist.cluster.ports import holder_of, listen, reason_of
 from autodist.cluster.protocol import Message, encode
 from autodist.cluster.stream_relay import Relays
 from autodist.cluster.timeouts import HeartbeatTimeout
-from autodist.waits import Condition
+from autodist.waits import Condition, start_thread
 
 # Timeout in seconds for each message of the handshake.
 _MESSAGE_LIMIT = 10.0
@@ -84,13 +84,12 @@ class RendezvousServer:
 
     def run(self) -> None:
         """Returns when all processes that have joined, or the chief, have ended."""
-        threading.Thread(target=self._watch_chief, name="autodist-rendezvous-chief", daemon=True).start()
+        start_thread("rendezvous-chief", self._watch_chief)
         self._listener = listener = self._listen()
         if listener is None:
             return
         self._report(Listening())
-        accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-rendezvous", daemon=True)
-        accepting.start()
+        accepting = start_thread("rendezvous", self._accept, listener)
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or not (self._order.is_elastic or self._relays.not_started))
             is_over = self._is_over
