@@ -17,7 +17,7 @@ class JSONRecord:
 
     def encode(self) -> bytes:
         """Returns the record as JSON, on one line."""
-        return json.dumps(_adapter(type(self)).dump_python(self, mode="json")).encode()
+        return json.dumps(self._adapter().dump_python(self, mode="json")).encode()
 
     @classmethod
     def decode(cls, content: str | bytes) -> Self:
@@ -26,10 +26,10 @@ class JSONRecord:
         Raises:
             ValueError: the content is not such a record.
         """
-        record: Self = _adapter(cls).validate_python(json.loads(content))
+        record: Self = cls._adapter().validate_python(json.loads(content))
         return record
 
-
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    @classmethod
+    @functools.cache
+    def _adapter(cls) -> TypeAdapter[Any]:
+        return TypeAdapter(cls)
