@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from autodist.errors import Place, ResourceSpecError
@@ -44,6 +44,8 @@ def _empty_if_null(value: Any) -> Any:
 
 # In YAML a key without content (`ssh:` with nothing below, or only comments) is null and means "none".
 EMPTY_IF_NULL = BeforeValidator(_empty_if_null)
+
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 _MOST = 20  # faults in one message

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from autodist.resources._limits import shown
-from autodist.resources._model import EMPTY_IF_NULL, Fault, Model, as_yaml
+from autodist.resources._model import EMPTY_IF_NULL, Fault, Line, Model, as_yaml
 
 VENV = "the path of a virtual environment on the node, absolute or starting with ~/, without = and control characters"
 
@@ -53,7 +53,6 @@ TRANSPORT = "paramiko, or openssh: the `ssh` program of the chief's machine"
 """The SSH implementations, for messages."""
 
 Text = Annotated[str, Field(min_length=1)]
-_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 # Names that OpenSSH refuses on a command line: a leading - marks an option, the others are special to a shell.
 _NOT_IN_NAMES = r"\s\x00-\x1f\x7f'`\";&<>|(){}"
 _UserName = Annotated[str, Field(pattern=rf"^[^-{_NOT_IN_NAMES}][^{_NOT_IN_NAMES}]*$")]
@@ -188,7 +187,7 @@ class SSHGroup(Model):
         description=f"a user's name, as {_TEXT_HINT}, without blanks, control characters, quotes, any of ;&<>|(){{}}, "
         "or a leading -",
     )
-    key_file: _Line | None = Field(default=None, description="the path of a private key")
+    key_file: Line | None = Field(default=None, description="the path of a private key")
     port: Annotated[int, Field(ge=1, le=HIGHEST_PORT)] = Field(
         default=22, description=f"a whole number from 1 to {HIGHEST_PORT}"
     )
@@ -200,7 +199,7 @@ class SSHGroup(Model):
         'put numbers and true or false in quotes, such as "4"',
     )
     host_key_checking: bool = Field(default=True, description="true or false")
-    known_hosts: _Line | None = Field(default=None, description="the path of a known_hosts file")
+    known_hosts: Line | None = Field(default=None, description="the path of a known_hosts file")
     transport: Transport | None = Field(default=None, description=TRANSPORT)
 
     @field_validator("key_file", "known_hosts")

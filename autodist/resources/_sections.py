@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from autodist.errors import Place
-from autodist.resources._model import Fault, KeyPath, Model, Source, as_yaml
+from autodist.resources._model import Fault, KeyPath, Line, Model, Source, as_yaml
 from autodist.resources._plain import plain_copy
 from autodist.resources._yaml import read_text, read_yaml
 
@@ -125,14 +125,19 @@ def _read_overrides(data: Any, source: Source) -> tuple[VariableOverride, ...]:
     )
 
 
-_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
-
-
-def _absolute_folder(path: str) -> str:
+def _make_absolute(path: str) -> str:
     """Makes a path absolute when it is read, since the script may change its directory before it is used."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _check_local(path: str) -> str:
     if "://" in path:
         raise Fault(f"{path} is not on a machine's file system; allowed: the path of a folder")
-    return os.path.abspath(os.path.expanduser(path))
+    return path
+
+
+_Folder = Annotated[Line, AfterValidator(_make_absolute)]
+_LocalFolder = Annotated[Line, AfterValidator(_check_local), AfterValidator(_make_absolute)]
 
 
 _LONGEST_MINUTES = 100_000
@@ -155,7 +160,7 @@ class CheckpointSection(Model):
         on_preempt: True to save also when a worker receives SIGTERM, which then ends the run.
     """
 
-    folder: _Line = Field(description="the path of a folder on the chief's machine")
+    folder: _LocalFolder = Field(description="the path of a folder on the chief's machine")
     every_steps: int | None = Field(
         default=None, ge=1, le=_MOST_STEPS, description="a whole number of training steps, at least 1"
     )
@@ -165,11 +170,6 @@ class CheckpointSection(Model):
     keep: int = Field(default=3, ge=1, le=_MOST_STEPS, description="the number of checkpoints to keep, at least 1")
 
     on_preempt: bool = Field(default=False, description="true or false")
-
-    @field_validator("folder")
-    @classmethod
-    def _make_absolute(cls, path: str) -> str:
-        return _absolute_folder(path)
 
     @model_validator(mode="after")
     def _check_saves(self) -> CheckpointSection:
@@ -192,16 +192,11 @@ class MetricsSection(Model):
         tensorboard: True to write the same numbers as scalars for TensorBoard.
     """
 
-    folder: _Line = Field(description="the path of a folder on the chief's machine")
+    folder: _LocalFolder = Field(description="the path of a folder on the chief's machine")
     every_steps: int = Field(
         default=100, ge=1, le=_MOST_STEPS, description="a whole number of training steps, at least 1"
     )
     tensorboard: bool = Field(default=False, description="true or false")
-
-    @field_validator("folder")
-    @classmethod
-    def _make_absolute(cls, path: str) -> str:
-        return _absolute_folder(path)
 
 
 SYNC = "a mapping of `folder` and `exclude`, such as {folder: ., exclude: [data, '*.ckpt']}"
@@ -216,16 +211,10 @@ class Sync(Model):
             folder; `*`, `?` and `[…]` as in a shell.
     """
 
-    folder: _Line = Field(default=".", description="the path of a folder on the chief's machine")
-    exclude: Annotated[tuple[_Line, ...], Field(strict=False)] = Field(
+    folder: _Folder = Field(default=".", description="the path of a folder on the chief's machine")
+    exclude: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(), description="a list of names or patterns, such as [data, '*.ckpt', logs/old]"
     )
-
-    @field_validator("folder")
-    @classmethod
-    def _make_absolute(cls, path: str) -> str:
-        """Makes the path absolute now: the script may change its directory before it is used."""
-        return os.path.abspath(os.path.expanduser(path))
 
 
 LONGEST = 1_000_000
