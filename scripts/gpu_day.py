@@ -32,7 +32,7 @@ from bench.machine import made_with
 from gpu_parts.processes import last_line
 
 from autodist.cli.checking.probe import see_gpus
-from autodist.cluster.environments.local_facts import query_gpus
+from autodist.cluster.hardware import query_gpus
 
 SCRIPTS = Path(__file__).resolve().parent
 EXAMPLES = SCRIPTS.parent / "examples"

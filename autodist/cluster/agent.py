@@ -24,7 +24,7 @@ from typing import BinaryIO, Protocol
 
 from autodist.cluster.addresses import unresolved
 from autodist.cluster.firewall import FirewallError, why_not_permitted
-from autodist.cluster.interfaces import interface_addresses
+from autodist.cluster.hardware import interface_addresses
 from autodist.cluster.launch import LaunchedScript
 from autodist.cluster.ports import ReservedPort, is_open_to_others, reserve_port
 from autodist.cluster.preemption_notice import PreemptionNotice

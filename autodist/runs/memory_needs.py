@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autodist.cluster.environments.local_facts import query_gpus
-from autodist.cluster.environments.memory import MachineMemory
+from autodist.cluster.hardware import MachineMemory, query_gpus
 from autodist.errors import StrategyError
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.step import ReplicatedStep, Step

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.cluster.environments.local_facts import query_gpus
+from autodist.cluster.hardware import query_gpus
 
 EXAMPLES, BATCH, EPOCHS, CLASSES = 512, 64, 3, 10
 IMAGE = (16, 16, 3)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
-import math
 import os
 import queue
 import shutil
@@ -21,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import BinaryIO
 
 from autodist.cli.checking.messages import (
@@ -38,9 +36,7 @@ from autodist.cli.checking.messages import (
 )
 from autodist.cluster.addresses import split_host_and_port
 from autodist.cluster.agent import Agent, find_facts, take_streams
-from autodist.cluster.environments.local_facts import query_gpus
-from autodist.cluster.environments.memory import MachineMemory
-from autodist.cluster.interfaces import interface_addresses
+from autodist.cluster.hardware import MachineMemory, available_cores, interface_addresses, query_gpus
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Inspect, Message, ProtocolError, decode
 from autodist.waits import start_thread
@@ -138,8 +134,6 @@ def main() -> int:
 _DRIVER_LIMIT, _TENSORFLOW_LIMIT = 20.0, 60.0
 """Seconds; a driver that hangs must not hang the check."""
 
-_CGROUP = Path("/sys/fs/cgroup")
-
 
 def find_hardware(directory: str) -> Hardware:
     """Returns the hardware of this machine.
@@ -150,7 +144,7 @@ def find_hardware(directory: str) -> Hardware:
     memory = MachineMemory.now()
     disk, disk_free = _disk(directory)
     return Hardware(
-        cores=_cores(),
+        cores=available_cores(),
         memory=memory.total,
         memory_free=memory.free,
         disk=disk,
@@ -176,15 +170,6 @@ def see_gpus() -> SeenGPUs:
     except (IndexError, ProtocolError):
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         return SeenGPUs(count=0, reason=lines[-1] if lines else f"TensorFlow ended with status {done.returncode}")
-
-
-def _cores() -> int:
-    """Returns the number of cores that this process may use, within the limits of its container."""
-    cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
-    return cores
 
 
 def _disk(directory: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from autodist.cluster.environments.handshake import Hello
 from autodist.cluster.environments.launcher_env import ADDRESS, Environment, GivenCluster
+from autodist.cluster.hardware import query_gpus
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LIMIT = 120.0  # seconds, for TensorFlow to be imported from a network drive
@@ -72,13 +73,3 @@ def count_gpus_apart() -> int:
 def _installed_gpus() -> tuple[str, ...]:
     """Returns the UUIDs of the machine's GPUs, regardless of CUDA_VISIBLE_DEVICES."""
     return tuple(line.strip() for line in query_gpus("uuid", _LIMIT) if line.startswith("GPU-"))
-
-
-def query_gpus(fields: str, limit: float) -> list[str]:
-    """Returns the driver's line of fields for each GPU; none if it does not answer within `limit` seconds."""
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return []
-    return done.stdout.decode(errors="replace").splitlines()

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.cluster.environments import memory
-from autodist.cluster.environments.memory import MachineMemory
+from autodist.cluster import hardware
+from autodist.cluster.hardware import MachineMemory
 from autodist.errors import StrategyError
 from autodist.graph.partial_count import PartialCount
 from autodist.runs import memory_needs
@@ -57,7 +57,7 @@ def test_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.Mon
     assert 0 < whole.free <= whole.total
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(hardware, "_CGROUP", tmp_path)
     assert (MachineMemory.now().total, MachineMemory.now().free) == (5000, 3000)
 
 
