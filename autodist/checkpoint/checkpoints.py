@@ -13,7 +13,7 @@ from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.extra_state import ExtraState, draws_now, resume_draws
 from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
-from autodist.checkpoint.read import read_about, require_same, require_seen, require_whole, saved_graph
+from autodist.checkpoint.read import read_whole, require_same, require_seen, saved_graph
 from autodist.checkpoint.save import Saves
 from autodist.checkpoint.slices import KeyedVariable, read_into_process, restore_session
 from autodist.errors import CheckpointError
@@ -181,8 +181,7 @@ class Checkpoints:
         prefix = self._folder.latest() if path is None else os.path.abspath(os.path.expanduser(path))
         if prefix is None:
             return {}
-        about = read_about(prefix)
-        require_whole(prefix, about)
+        about = read_whole(prefix)
         self._require_fits(prefix)
         entries = {key: value for key, value in about.items() if key != "files"}
         return {"prefix": prefix, "index": digest(f"{prefix}.index"), "about": entries}

@@ -47,12 +47,13 @@ def read_about(prefix: str) -> Mapping[str, Any]:
     return about
 
 
-def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
-    """Checks the files of a checkpoint by AutoDist's checksums, or else by TensorFlow's own.
+def read_whole(prefix: str) -> Mapping[str, Any]:
+    """Does the same as `read_about`, and checks all files by AutoDist's checksums, or else by TensorFlow's own.
 
     Raises:
         CheckpointError: a file is missing, shorter or altered.
     """
+    about = read_about(prefix)
     if not os.path.exists(f"{prefix}.index"):
         raise CheckpointError(f"there is no checkpoint {prefix}: {prefix}.index is missing. Pass the path of another.")
     _require_written(prefix, about.get("files", {}))
@@ -64,6 +65,7 @@ def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
             reader.get_tensor(key)
     except _UNREADABLE as error:
         raise _damaged(prefix, str(error)) from error
+    return about
 
 
 def _require_written(prefix: str, files: Mapping[str, Any]) -> None:

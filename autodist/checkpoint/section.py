@@ -9,7 +9,7 @@ from typing import Any
 from autodist.checkpoint.automatic import AutomaticCheckpoints
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.keras_callback import CheckpointCallback
-from autodist.checkpoint.read import read_about, require_whole
+from autodist.checkpoint.read import read_whole
 from autodist.checkpoint.save_schedule import Growth, Preemption, SaveRequest
 from autodist.errors import CheckpointError
 from autodist.resources import CheckpointSection, ResourceSpec
@@ -30,8 +30,7 @@ def find_resumed(spec: ResourceSpec) -> Mapping[str, Any]:
     prefix = None if section is None else Folder(section.folder).latest()
     if prefix is None:
         return {}
-    about = read_about(prefix)
-    require_whole(prefix, about)
+    about = read_whole(prefix)
     if "made_by" not in about:
         raise CheckpointError(
             f"{prefix} was saved by a script's own call, so only that script can restore it; `checkpoint` in the YAML "

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import tensorflow as tf
-
 from autodist.api import AutoDist
 from autodist.cluster import hosted_function
 from autodist.cluster.environments.connect import connect
@@ -27,6 +25,7 @@ from autodist.logs.terminal import log_to_the_terminal
 from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.worker_launch import WorkerLaunch
+from autodist.runtime.gpus import count_gpus
 
 if TYPE_CHECKING:
     from autodist.strategies import BuildsStrategy
@@ -142,8 +141,8 @@ class Joining(AbstractContextManager[AutoDist]):
         """Waits for the other workers; returns the machines on the chief."""
         if given.index == 0:
             log_to_the_terminal(is_chief=True)
-            return meet(given, self._spec, self._replicas, _count_gpus, self._environment)
-        connection, welcome = connect(given, self._environment, self._spec.join_timeout, _count_gpus)
+            return meet(given, self._spec, self._replicas, count_gpus, self._environment)
+        connection, welcome = connect(given, self._environment, self._spec.join_timeout, count_gpus)
         self._agent = HostedAgent(connection, welcome, self._function)
         self._function.client = self._agent.wait_for_start()
         return self._spec
@@ -185,10 +184,6 @@ class Joining(AbstractContextManager[AutoDist]):
 
 def _may_be_a_consequence(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, ClusterError)
-
-
-def _count_gpus() -> int:
-    return len(tf.config.list_physical_devices("GPU"))
 
 
 def _require_free_process(function: HostedFunction) -> None:

@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from autodist.cluster.environments.start_rendezvous import join_rendezvous, warn_if_alone
 from autodist.errors import MisusedError, ResourceSpecError
 from autodist.logs.terminal import log_to_the_terminal
@@ -17,6 +15,7 @@ from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.joining_search import quorum_of
 from autodist.runs.restarts import earlier_starts, require_can_restart
+from autodist.runtime.gpus import count_gpus
 from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_mesh, find_pipeline
 from autodist.verify.recorder import recorder
 
@@ -49,7 +48,7 @@ def resolve(
             "the script makes two AutoDist objects, but a command sets the machines of one. Keep one AutoDist, and "
             "open its scope() again."
         )
-    spec = overrides.spec(lambda: _read_spec(file, given), _count_gpus)
+    spec = overrides.spec(lambda: _read_spec(file, given), count_gpus)
     given_builder = default if builder is None and spec.strategy is None else builder
     chosen = overrides.builder(lambda: chosen_builder(given_builder, spec.strategy))
     if dry_run is not None:
@@ -68,14 +67,10 @@ def resolve(
         raise spec.shard_refused(reason)
     if spec.is_given:
         quorum = quorum_of(spec, chosen) if spec.is_elastic and recording is None else None
-        spec = join_rendezvous(spec, overrides.replicas, _count_gpus, quorum)
+        spec = join_rendezvous(spec, overrides.replicas, count_gpus, quorum)
     else:
         warn_if_alone(len({node.address for node in spec.nodes}))
     return arranged(chosen, spec), chosen
-
-
-def _count_gpus() -> int:
-    return len(tf.config.list_physical_devices("GPU"))
 
 
 def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -> ResourceSpec:
@@ -96,4 +91,4 @@ def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -
                 "resource_spec=ResourceSpec.from_dict(...)."
             )
         return ResourceSpec.from_file(file)
-    return ResourceSpec.local(_count_gpus())
+    return ResourceSpec.local(count_gpus())

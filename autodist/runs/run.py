@@ -41,7 +41,7 @@ from autodist.runs.variable_sync import VariableSync
 from autodist.runs.worker_launch import WorkerLaunch
 from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.draws import Draws, draw_from
-from autodist.runtime.gpus import GPUSupport
+from autodist.runtime.gpus import GPUSupport, count_gpus
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.input_consistency import InputConsistencyCheck
 from autodist.runtime.mailbox import Mailbox
@@ -236,7 +236,7 @@ class Run:
             ResourceSpecError: a listed GPU is missing.
         """
         if any(node.gpus for node in self.spec.nodes):
-            present = len(tf.config.list_physical_devices("GPU"))
+            present = count_gpus()
             node = self.spec.workers[self.index].node if self.worker_client else None
             self.spec.check_gpus(present, node, lambda: GPUSupport.of_this_process().why_too_few(present))
 

@@ -1,4 +1,4 @@
-"""Diagnoses why TensorFlow sees fewer GPUs than the YAML lists."""
+"""The GPUs that TensorFlow sees, and why it sees fewer than the YAML lists."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ import tensorflow as tf
 
 _HIDING = "CUDA_VISIBLE_DEVICES"
 _NAMES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
+
+
+def count_gpus() -> int:
+    """Returns the number of GPUs that TensorFlow sees."""
+    return len(tf.config.list_physical_devices("GPU"))
 
 
 @dataclass(frozen=True)

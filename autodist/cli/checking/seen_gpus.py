@@ -14,11 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # ends with the probe
-    import tensorflow as tf
+    from autodist.runtime.gpus import GPUSupport, count_gpus
 
-    from autodist.runtime.gpus import GPUSupport
-
-    count = len(tf.config.list_physical_devices("GPU"))
+    count = count_gpus()
     seen = SeenGPUs(count=count, reason=GPUSupport.of_this_process().why_too_few(count))
     sys.stdout.write(f"\n{encode(seen).decode()}")
 
