@@ -77,8 +77,8 @@ class Run:
             from none.
         divides_variables: True if the strategy divides variables among the workers; on the chief, it follows from the
             builder.
-        chooses_by_cost: True if the strategy of several workers follows from measurements, in which all take part;
-            likewise.
+        chooses_by_cost: True if the strategy of several workers follows from measurements, in which all take part; on
+            the chief, it follows from the builder.
         hosted: the function that takes part in the run in this process; None: a script does.
 
     Attributes:
@@ -276,8 +276,10 @@ class Run:
         mailbox = Mailbox(self._graph_runners, self.index, self.workers) if self.workers > 1 else None
         messages = Messages(control, mailbox, self.index, self.workers)
         self._variable_slices = VariableSlices(control, self.index, self.workers, self._home)
-        spread = VariableBroadcast(self._graph_runners, self.index, self.workers, self._home)
-        self.variable_sync = VariableSync(self._variable_slices, spread, self.tracker, mailbox, self.guard, self.pull)
+        broadcast = VariableBroadcast(self._graph_runners, self.index, self.workers, self._home)
+        self.variable_sync = VariableSync(
+            self._variable_slices, broadcast, self.tracker, mailbox, self.guard, self.pull
+        )
         self.coordination.waiting = self.variable_sync.waiting_elsewhere
         if self.metrics is not None:
             self.metrics.join(mailbox, self._peers.addresses)

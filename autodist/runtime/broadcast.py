@@ -123,7 +123,7 @@ class VariableBroadcast:
                 message = self._queue(inbox).dequeue()
                 sends = [self._queue(_inbox(self.worker, w, is_for_all)).enqueue(message) for w in after]
             self._receives[key] = self._graph_runner.callable(message, sends, [])
-            self._loops.bring([inbox])
+            self._loops.start([inbox])
         return self._receives[key]
 
     def _queue(self, inbox: Inbox) -> tf.queue.FIFOQueue:

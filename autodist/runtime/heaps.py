@@ -22,7 +22,7 @@ def pool_tensors() -> None:
     """Makes TensorFlow allocate a CPU's tensors in a pool, as on GPUs and for CPUs next to GPUs.
 
     By default each tensor is a block of the C library, whose heaps, one for each thread, keep several times the memory
-    that the tensors of a step need together; or each large block is mapped anew, for which the system has to clear its
+    that the tensors of a step need together; or each large block is mapped again, for which the system has to clear its
     pages. In a pool, a tensor takes the place of one that has been freed.
 
     Changes nothing once TensorFlow has its devices, and the script's own values of the environment variables stay.

@@ -1,4 +1,4 @@
-"""Inbox loops: bring the messages of other workers to the inboxes of this worker's steps."""
+"""Inbox loops: move the messages of other workers to the inboxes of this worker's steps."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ class InboxLoops:
         self._worker, self._workers, self._open_session = worker, workers, open_session
         self._ending_threads = ending_threads
         self._lock = threading.Lock()
-        self._brought: set[str] = set()
+        self._started: set[str] = set()
         self._running: list[tuple[tf.compat.v1.Session, threading.Thread]] = []
         self._ending: list[threading.Thread] = []
         self._is_closed = False
         self.failure: BaseException | None = None
 
-    def bring(self, wanted: Iterable[Inbox]) -> None:
+    def start(self, wanted: Iterable[Inbox]) -> None:
         """Starts the loops for those inboxes that have none."""
         with self._lock:
-            inboxes = [inbox for inbox in wanted if inbox.name not in self._brought]
+            inboxes = [inbox for inbox in wanted if inbox.name not in self._started]
             if not inboxes or self._is_closed:
                 return
-            self._brought.update(inbox.name for inbox in inboxes)
+            self._started.update(inbox.name for inbox in inboxes)
             names = [f"autodist_inbox_{k}" for k in range(len(inboxes))]
             loops = tf.compat.v1.GraphDef()
             for name, inbox in zip(names, inboxes, strict=True):

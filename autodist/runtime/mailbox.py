@@ -74,7 +74,7 @@ class Mailbox:
 
     def start(self) -> None:
         """Starts reading."""
-        self._loops.bring(self._inboxes)
+        self._loops.start(self._inboxes)
         self._ending_threads.reserve()
         for other in self._takes:
             self._readers.append(start_thread("mailbox", self._read, other))

@@ -67,7 +67,7 @@ class Program:
         present = {node.name for node in step.graph_def.node}
         graph_runners.initialize(graph_runner, {key: prefix + name for key, name in step.initializers.items()})
         # After the messages that initializers put into inboxes.
-        graph_runners.inbox_loops.bring(inboxes_of(step.graph_def).values())
+        graph_runners.inbox_loops.start(inboxes_of(step.graph_def).values())
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
         batch = len(feeds)

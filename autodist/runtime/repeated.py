@@ -26,14 +26,14 @@ class StepTensors:
         operations: additional targets.
         batch: tensors that are fed with a new value in each step.
         alike: tensors that are fed with the same value in all steps.
-        tells_of_examples: True if the last output is the number of examples, which must be positive in all steps.
+        counts_examples: True if the last output is the number of examples, which must be positive in all steps.
     """
 
     outputs: Sequence[tf.Tensor]
     operations: Sequence[tf.Operation]
     batch: Sequence[tf.Tensor]
     alike: Sequence[tf.Tensor]
-    tells_of_examples: bool
+    counts_examples: bool
 
 
 def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
@@ -65,13 +65,13 @@ def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Runnab
             wanted = [*(t.name for t in step.outputs), *(op.name for op in step.operations)]
             elements = tf.import_graph_def(body, input_map=given, return_elements=wanted, name="repeated")
             outputs = elements[: len(step.outputs)]
-            if step.tells_of_examples:
+            if step.counts_examples:
                 outputs[-1] = tf.minimum(outputs[-1], before[-1])
             with tf.control_dependencies(elements[len(step.outputs) :]):
                 return (number + 1, *(tf.identity(output) for output in outputs))
 
         first: list[Any] = [_initial(output) for output in step.outputs]
-        if step.tells_of_examples:
+        if step.counts_examples:
             first[-1] = tf.fill(tf.shape(first[-1]), step.outputs[-1].dtype.max)
         made, *outputs = tf.while_loop(
             lambda number, *_: number < times,

@@ -63,8 +63,8 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
 
 def cores_of(workers: Sequence[WorkerLike], index: int) -> float:
     """Returns the cores of worker `index`, which runs on this machine; below 1 if it has more workers than cores."""
-    beside = sum(w.node.address == workers[index].node.address for w in workers)
-    return workers[index].cores or len(os.sched_getaffinity(0)) / beside
+    on_machine = sum(w.node.address == workers[index].node.address for w in workers)
+    return workers[index].cores or len(os.sched_getaffinity(0)) / on_machine
 
 
 def _whole_cores_of(workers: Sequence[WorkerLike], index: int) -> int:

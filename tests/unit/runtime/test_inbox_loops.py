@@ -71,7 +71,7 @@ def taking(workers: list[GraphRunners], at: int, one: Inbox) -> Callable[[], lis
     with runner.graph.as_default(), tf.device(cpu_of(at, WORKERS)):
         handle = runner.graph.get_tensor_by_name(f"{prefix}{graph_def.node[0].name}:0")
         found = tf.raw_ops.QueueDequeueV2(handle=handle, component_types=one.dtypes)
-    workers[at].inbox_loops.bring(inboxes_of(graph_def).values())
+    workers[at].inbox_loops.start(inboxes_of(graph_def).values())
     return runner.callable(found, [], [])
 
 
@@ -189,7 +189,7 @@ class Unresponsive:
 def test_loops_that_do_not_end_are_left_and_waited_for_again() -> None:
     session = Unresponsive()
     loops = InboxLoops(0, WORKERS, lambda graph: session, ReservedThreads())  # type: ignore[arg-type, return-value]
-    loops.bring([inbox("left")])
+    loops.start([inbox("left")])
     assert not loops.close(0.01)
     session.responds.set()
     assert loops.close(LIMIT) and loops.failure is None
@@ -218,7 +218,7 @@ def test_a_failed_loop_may_be_closed_while_it_closes_its_inboxes() -> None:
     """An error in the thread of the loops would fail this test."""
     session = LostWhileClosed()
     loops = InboxLoops(0, WORKERS, lambda graph: session, ReservedThreads())  # type: ignore[arg-type, return-value]
-    loops.bring([inbox("lost")])
+    loops.start([inbox("lost")])
     session.closes_inboxes.wait()
     assert loops.close(LIMIT) and isinstance(loops.failure, tf.errors.UnavailableError)
 
@@ -241,7 +241,7 @@ class Lost(Unresponsive):
 def test_the_end_does_not_wait_for_the_session_of_a_failed_loop() -> None:
     session = Lost()
     loops = InboxLoops(0, WORKERS, lambda graph: session, ReservedThreads())  # type: ignore[arg-type, return-value]
-    loops.bring([inbox("lost")])
+    loops.start([inbox("lost")])
     session.has_closed_inboxes.wait()
     wait_for(loops)
     assert loops.close(LIMIT) and isinstance(loops.failure, tf.errors.UnavailableError)
@@ -261,7 +261,7 @@ def test_loops_whose_end_was_interrupted_end_at_the_next_call(monkeypatch: pytes
     monkeypatch.setattr(session, "close", session.responds.set)
     threads = ReservedThreads(needs_reserve=False)
     loops = InboxLoops(0, WORKERS, lambda graph: session, threads)  # type: ignore[arg-type, return-value]
-    loops.bring([inbox("interrupted")])
+    loops.start([inbox("interrupted")])
 
     def interrupted(thread: threading.Thread) -> None:
         raise KeyboardInterrupt
