@@ -11,7 +11,7 @@ from autodist.batch.examples import part_lengths
 from autodist.errors import CaptureError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, is_control, node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.seeds import live_calls, reduced_calls
@@ -238,4 +238,4 @@ def _unknown_inputs(step: CapturedStep, flows: Propagation, name: str) -> list[s
     node = step.graph_index.nodes[node_of(name)]
     if node.op in _OF_SHAPES:
         return []
-    return [tensor(i) for i in node.input if not is_control(i) and isinstance(flows.kind(tensor(i)), Unknown)]
+    return [name for name in data_inputs(node) if isinstance(flows.kind(name), Unknown)]

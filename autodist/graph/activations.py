@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.recomputation import backward_passes
@@ -39,7 +39,7 @@ def _kept(step: Step) -> dict[str, None]:
     for backward in backward_passes(step):
         for reader in graph_index.order:
             if reader in backward and reader in gradients:  # not the optimizer, which reads gradients
-                read = (tensor(i) for i in graph_index.nodes[reader].input if not is_control(i))
+                read = graph_index.inputs(reader)
                 kept.update(dict.fromkeys(_buffer(step, name) for name in read if node_of(name) not in backward))
     return {name: None for name in kept if graph_index.nodes[node_of(name)].op not in _NO_ACTIVATIONS}
 

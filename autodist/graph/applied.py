@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from autodist.graph.find_stages import find_stages
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable, VariableGradient
 from autodist.graph.stages import Stages
@@ -102,14 +102,14 @@ def _applications(step: CapturedStep, stages: Stages, name: str) -> list[Applica
 def _readers(step: CapturedStep, name: str) -> Iterator[tf.compat.v1.NodeDef]:
     for consumer in step.graph_index.consumers[node_of(name)]:
         node = step.graph_index.nodes[consumer]
-        if any(tensor(i) == name for i in node.input if not is_control(i)):
+        if name in data_inputs(node):
             yield node
 
 
 def _outputs(step: CapturedStep, node: str) -> list[str]:
     """Returns the outputs of a node that are read."""
-    read = (i for c in step.graph_index.consumers[node] for i in step.graph_index.nodes[c].input if not is_control(i))
-    return list(dict.fromkeys(tensor(i) for i in read if node_of(i) == node))
+    read = (name for consumer in step.graph_index.consumers[node] for name in step.graph_index.inputs(consumer))
+    return list(dict.fromkeys(name for name in read if node_of(name) == node))
 
 
 def _read_after(step: CapturedStep, stages: Stages, write: str, handle: str) -> list[str]:

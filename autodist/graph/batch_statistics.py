@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autodist.graph.loss_terms import find_terms
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
@@ -100,7 +100,7 @@ def _find_at_each(
             return {}
         statistics |= met
     return statistics | met_mixing(
-        step, flows, [inputs_of(step, place.node)[place.index] for place in statistics], is_left
+        step, flows, [step.graph_index.inputs(place.node)[place.index] for place in statistics], is_left
     )
 
 
@@ -108,19 +108,14 @@ def _find_at(
     step: CapturedStep, flows: Propagation, node: str, is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     result: dict[NodeInput, Statistic] = {}
-    for k, name in enumerate(inputs_of(step, node)):
+    for k, name in enumerate(step.graph_index.inputs(node)):
         kind = flows.kind(name)
         if isinstance(kind, Sum | Mean) and can_be_whole(step, name, kind):
             result[NodeInput(node, k)] = kind
         elif _is_obstacle(kind):  # although the examples before it are known: for instance, the root of a mean
             result |= met_behind(step, flows, [name], is_left)
-    lengths = [name for name in inputs_of(step, node) if isinstance(flows.kind(name), Lengths)]
+    lengths = [name for name in step.graph_index.inputs(node) if isinstance(flows.kind(name), Lengths)]
     return result or met_behind(step, flows, lengths, is_left)
-
-
-def inputs_of(step: CapturedStep, node: str) -> list[str]:
-    """Returns the data inputs of a node, by name."""
-    return [tensor(name) for name in step.graph_index.nodes[node].input if not is_control(name)]
 
 
 def _reduced(step: CapturedStep) -> list[int]:
@@ -143,7 +138,7 @@ def first_unknown(step: CapturedStep, flows: Propagation, names: Sequence[str]) 
         if node in seen:
             continue
         seen.add(node)
-        unknown = [name for name in inputs_of(step, node) if _is_obstacle(flows.kind(name))]
+        unknown = [name for name in step.graph_index.inputs(node) if _is_obstacle(flows.kind(name))]
         counts_rows = step.graph_index.nodes[node].op in _OF_SHAPES  # which are known
         if not unknown and not counts_rows:
             yield node
@@ -159,14 +154,14 @@ def _mixing(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> set
     """Returns the nodes before the given tensors that combine examples with a sum or mean of several examples."""
 
     def mixed(name: str) -> list[str]:
-        return [one for one in inputs_of(step, node_of(name)) if is_mixed(flows.kind(one))]
+        return [one for one in step.graph_index.inputs(node_of(name)) if is_mixed(flows.kind(one))]
 
     seen = reach([name for name in names if is_mixed(flows.kind(name))], mixed)
     return {node_of(name) for name in seen if isinstance(flows.kind(name), PerExample)}
 
 
 def _begins(step: CapturedStep, flows: Propagation, node: str) -> bool:
-    return not any(is_mixed(flows.kind(name)) for name in inputs_of(step, node))
+    return not any(is_mixed(flows.kind(name)) for name in step.graph_index.inputs(node))
 
 
 def is_mixed(kind: Kind) -> bool:

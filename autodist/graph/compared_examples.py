@@ -12,7 +12,7 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, find_unknown, inputs_of
+from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, find_unknown
 from autodist.graph.branch_effects import nodes_in_branches
 from autodist.graph.editor import NodeDef
 from autodist.graph.functions import functions_by_name
@@ -101,7 +101,7 @@ class _Part:
         is_known = is_stateless(op) or op in _EFFECTS or self._is_assertion(self._step.graph_index.nodes[node])
         if self._is_left(node) or draws_numbers(op) or not is_known or tensor(node) in self._step.inputs:
             return False
-        return not any(self._is_of_layer(name) for name in inputs_of(self._step, node))
+        return not any(self._is_of_layer(name) for name in self._step.graph_index.inputs(node))
 
     def neighbours(self, node: str) -> Sequence[str]:
         """Returns the nodes that belong to a part because `node` does.
@@ -112,7 +112,7 @@ class _Part:
         is_cut = self._is_custom_gradient(node)
         before = [
             node_of(name)
-            for name in inputs_of(self._step, node)
+            for name in self._step.graph_index.inputs(node)
             if (kind := self._outside(name)) is None or (is_cut and not isinstance(kind, Replicated))
         ]
         return [*before, *(reader for reader in self._step.graph_index.readers(node) if reader in self._forward)]
@@ -122,7 +122,7 @@ class _Part:
         """The rows, sums and means that the nodes read from outside."""
         result: dict[NodeInput, Statistic | Rows] = {}
         for node in self.nodes:
-            for k, name in enumerate(inputs_of(self._step, node)):
+            for k, name in enumerate(self._step.graph_index.inputs(node)):
                 outside = self._outside(name)
                 if node_of(name) not in self.nodes and isinstance(outside, Rows | Sum | Mean):
                     result[NodeInput(node, k)] = outside

@@ -16,7 +16,6 @@ from autodist.graph.batch_statistics import (
     can_be_whole,
     differentiated_parts,
     first_unknown,
-    inputs_of,
     is_mixed,
     met_behind,
     met_mixing,
@@ -78,7 +77,7 @@ def find_in_cotangents(
     result: dict[NodeInput, Statistic | Rows] = {
         place: one
         for place, one in mixing.items()
-        if is_custom(place.node) or not seen.depends(inputs_of(step, place.node)[place.index])
+        if is_custom(place.node) or not seen.depends(step.graph_index.inputs(place.node)[place.index])
     }
     numbers: dict[NodeInput, Statistic | Rows] = {}
     left: dict[str, list[str]] = {}
@@ -92,7 +91,7 @@ def find_in_cotangents(
                 left.setdefault(node, []).extend(first_unknown(step, flows, [name]))
     # Lengths stay those of a replica, unless a number is computed from them: the gradient of a gather in batches
     # numbers its rows.
-    result = {at: one for at, one in result.items() if not _is_length(step, inputs_of(step, at.node)[at.index])}
+    result = {at: one for at, one in result.items() if not _is_length(step, step.graph_index.inputs(at.node)[at.index])}
     rows = {node: rows_behind(step, flows, is_left, nodes) for node, nodes in left.items()}
     gathered = {place: one for found in rows.values() for place, one in found.items()}
     return InCotangents(
@@ -136,7 +135,7 @@ class _Backward:
 
     def combines(self, node: str) -> bool:
         """Returns True for a node that combines cotangents with a value of the batch that their loss does not have."""
-        cotangents = [name for name in inputs_of(self._step, node) if self._seen.depends(name)]
+        cotangents = [name for name in self._step.graph_index.inputs(node) if self._seen.depends(name)]
         if not cotangents or not self.factors(node):
             return False
         if all(isinstance(self._flows.kind(name), PerExample) for name in cotangents):
@@ -145,7 +144,7 @@ class _Backward:
 
     def factors(self, node: str) -> list[tuple[NodeInput, str]]:
         """Returns the inputs of a node that do not depend on cotangents."""
-        inputs = enumerate(inputs_of(self._step, node))
+        inputs = enumerate(self._step.graph_index.inputs(node))
         return [(NodeInput(node, k), name) for k, name in inputs if not self._seen.depends(name)]
 
     def _is_spread(self, node: str) -> bool:
@@ -155,7 +154,7 @@ class _Backward:
             function = reach(
                 [node], lambda name: filter(self._is_made, (*index.readers(name), *map(node_of, index.data[name])))
             )
-            read = [name for one in function for name in inputs_of(self._step, one) if self._seen.depends(name)]
+            read = [name for one in function for name in self._step.graph_index.inputs(one) if self._seen.depends(name)]
             given = [self._rank(name) for name in read if node_of(name) not in function]
             is_spread = max(self._rank(tensor(one)) for one in function) > min(given, default=0)
             self._spread.update(dict.fromkeys(function if self._is_made(node) else [node], is_spread))

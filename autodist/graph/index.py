@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import tensorflow as tf
 
 from autodist.graph.effects import Effect, Effects
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import data_inputs, is_control, node_of
 from autodist.graph.ops import Trait, having
 
 T = TypeVar("T")
@@ -72,6 +72,10 @@ class GraphIndex:
     def data(self) -> Mapping[str, list[str]]:
         """`sources` without control inputs."""
         return self._read[1]
+
+    def inputs(self, name: str) -> list[str]:
+        """Returns the tensors that a node reads."""
+        return data_inputs(self.nodes[name])
 
     @cached_property
     def consumers(self) -> Mapping[str, list[str]]:

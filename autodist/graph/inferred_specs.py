@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphDef, NodeDef
 from autodist.graph.imported import ImportedGraph
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.subgraph import SpecOf
 
@@ -53,7 +53,7 @@ def _leading_to(nodes: Mapping[str, NodeDef], noted: SpecOf, name: str) -> Graph
         copy.device = ""
         for attribute in _OF_OTHER_GRAPH:
             copy.attr.pop(attribute, None)
-        inputs = [tensor(i) for i in copy.input if not is_control(i)]
+        inputs = data_inputs(copy)
         for source in dict.fromkeys(inputs):
             node = nodes[node_of(source)]
             spec = None if node.op in _MORE_THAN_SPECS else _spec_if_noted(noted, source)

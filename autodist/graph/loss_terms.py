@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.names import node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import GradientCall, Term
 from autodist.graph.step import CapturedStep
@@ -132,7 +132,7 @@ class _Search:
         node = self.step.graph_index.nodes[node_of(name)]
         if node.op in _ENDS:
             return []
-        inputs = [tensor(i) for i in node.input if not i.startswith("^")]
+        inputs = data_inputs(node)
         return [i for i in inputs if self._passes(i)]
 
     def _passes(self, name: str) -> bool:

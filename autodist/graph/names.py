@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import tensorflow as tf
+
 _remembered = functools.lru_cache(maxsize=1 << 17)
 """Kernels parse the same few names again and again."""
 
@@ -32,6 +34,11 @@ def tensor(spelling: str) -> str:
     ('a:0', 'a:1')
     """
     return spelling if ":" in spelling else spelling + ":0"
+
+
+def data_inputs(node: tf.compat.v1.NodeDef) -> list[str]:
+    """Returns the names of the tensors that a node reads; control inputs are left out."""
+    return [tensor(spelling) for spelling in node.input if not is_control(spelling)]
 
 
 def output_index(spelling: str) -> int:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # the only API that returns the definition of an op
 
 from autodist.graph.effects import READS, Effects
-from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.names import data_inputs, node_of, output_index, tensor
 from autodist.graph.op_types import types_of_outputs
 from autodist.graph.ops import Factor, FactorRule, OpView, factor_rule, writes_rows
 from autodist.graph.static_shapes import StaticShapes, is_open
@@ -114,7 +114,7 @@ class Rules:
         return self._rules[name]
 
     def _find(self, node: tf.compat.v1.NodeDef) -> NodeRule:
-        inputs = [tensor(i) for i in node.input if not is_control(i)]
+        inputs = data_inputs(node)
         outputs = self._outputs(node)
         rule = None if None in map(self._rank, [*inputs, *outputs]) else _rule(_View(node, inputs, self))
         factors = [None] * len(inputs) if rule is None else rule.operands

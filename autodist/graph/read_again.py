@@ -13,7 +13,6 @@ from autodist.graph.batch_statistics import (
     Statistic,
     Statistics,
     can_be_whole,
-    inputs_of,
     met_behind,
     met_mixing,
 )
@@ -44,7 +43,7 @@ def find_behind(
     """
     result: dict[NodeInput, Statistic] = {}
     for write in writes:
-        value = inputs_of(step, write)[1]
+        value = step.graph_index.inputs(write)[1]
         kind = flows.kind(value)
         if is_left(write):
             continue
@@ -61,7 +60,7 @@ def writes_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]:
     writes = [n.name for n in step.graph_index.having(Trait.ASSIGNMENT) if n.name not in updates]
     readers = _readers(step) if writes else {}
     for write in writes:
-        is_dependent = not isinstance(flows.kind(inputs_of(step, write)[1]), Replicated)
+        is_dependent = not isinstance(flows.kind(step.graph_index.inputs(write)[1]), Replicated)
         if is_dependent and _is_read_again(step, readers, write):
             yield write
 
@@ -77,7 +76,7 @@ def branches_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]
     for node in nodes:
         if first_effect(node, functions, _is_access) is not None:
             continue
-        condition, *given = inputs_of(step, node.name)
+        condition, *given = step.graph_index.inputs(node.name)
         shapes = (step.spec_of(f"{node.name}:{k}").shape for k in range(len(node.attr["Tout"].list.type)))
         is_agreed = isinstance(flows.kind(condition), Replicated) and all(s.is_fully_defined() for s in shapes)
         is_dependent = not all(isinstance(flows.kind(name), Replicated) for name in given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
 from autodist.layout import Propagation, Sum, Unknown
@@ -42,7 +42,7 @@ class BatchDegree:
         if not isinstance(kind, Unknown):
             return int(isinstance(kind, Sum))
         node = self._step.graph_index.nodes[node_of(name)]
-        inputs = [tensor(i) for i in node.input if not is_control(i)]
+        inputs = data_inputs(node)
         return self._by_op(node, name, inputs, depth + 1) if depth < _DEEPEST else None
 
     def _by_op(self, node: NodeDef, name: str, inputs: list[str], depth: int) -> int | None:
@@ -119,7 +119,7 @@ class BatchDegree:
         if source.op == "Shape":
             return self._open_axes(tensor(source.input[0]))
         if source.op == "Pack":
-            return _plus(*[self.of(tensor(i), depth) for i in source.input if not is_control(i)])
+            return _plus(*[self.of(name, depth) for name in data_inputs(source)])
         passes = source.op in having(Trait.IDENTITY | Trait.CASTS)
         return self._product_of_lengths(tensor(source.input[0]), depth) if passes else None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from autodist.graph.names import data_inputs
 from autodist.graph.ops import Trait, having
 from autodist.layout.factors import power
 from autodist.layout.facts import REPLICATED, Dims, Fact, Form, ListOf, LoopValue, Role, Sharded, UnknownFact, form_of
 from autodist.layout.lengths import is_length_of, length
-from autodist.layout.op_context import OpContext, tensor_name
+from autodist.layout.op_context import OpContext
 
 _MAX_ITERATIONS = 4
 _DEPENDS_ON_OTHERS = "each iteration processes one example of the shard and goes on from what another example has left"
@@ -60,7 +61,7 @@ def _has_place_for_each(ctx: OpContext, index: int, within: Sharded) -> bool:
     node = ctx.scope.producer(ctx.inputs[index])
     if node is None or node.op == "EmptyTensorList":
         return node is not None
-    inputs = [tensor_name(name) for name in node.input if not name.startswith("^")]
+    inputs = data_inputs(node)
     return node.op == "TensorListReserve" and is_length_of(OpContext(node, inputs, [], ctx.scope), 1, within)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.names import data_inputs
 from autodist.graph.ops import Trait, having
 from autodist.layout.by_factors import by_factors
 from autodist.layout.combine import operands_of, same_rows
 from autodist.layout.entries import row_lengths
 from autodist.layout.facts import REPLICATED, Base, Fact, Form, Positions, UnknownFact, form_of
-from autodist.layout.op_context import OpContext, Rule, tensor_name
+from autodist.layout.op_context import OpContext, Rule
 
 
 def pool_with_positions(ctx: OpContext) -> list[Fact]:
@@ -61,7 +62,7 @@ def _is_bounded(ctx: OpContext, tensor: str) -> bool:
     passes = having(Trait.IDENTITY | Trait.CASTS)
     node = ctx.scope.producer(tensor)
     while node is not None and (node.op in bounds or node.op in passes):
-        sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
+        sources = data_inputs(node)
         known = [value for value in map(ctx.scope.constant, sources) if value is not None]
         if node.op in bounds and len(known) == 1:
             bounds[node.op] += [int(known[0])]

@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.names import data_inputs
 from autodist.graph.ops import Trait, having
 from autodist.layout.facts import Form, Sharded, form_of, rows_of
 from autodist.layout.op_context import OpContext, Scope, tensor_name
@@ -48,7 +49,7 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
     node = scope.producer(tensor)
     if node is None or depth == 0:
         return None
-    sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
+    sources = data_inputs(node)
     output = int(tensor.partition(":")[2] or 0)
     if node.op in having(Trait.LENGTHS):
         return _axis(scope, sources[output], element, node.op)

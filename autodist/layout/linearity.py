@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from autodist.graph.functions import branches_of
 from autodist.graph.index import GraphIndex
-from autodist.graph.names import node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.ops import Trait, having, linear_operands
 from autodist.graph.walks import reach
 from autodist.layout.bodies import Library
-from autodist.layout.walk import GraphWalk, data_inputs
+from autodist.layout.walk import GraphWalk
 
 _CALLS, _BRANCHES, _LOOPS = map(having, (Trait.CALL, Trait.BRANCH, Trait.LOOP))
 _BACK, _BY_SHAPES, _ZEROS = map(having, (Trait.BACK, Trait.BY_SHAPES, Trait.ZEROS))

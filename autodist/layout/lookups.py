@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.names import data_inputs
 from autodist.graph.ops import Trait, factor_rule, having
 from autodist.layout.combine import Divided, divided, same_rows, with_result_axis
 from autodist.layout.distinct import looked_up
@@ -153,7 +154,7 @@ def _key_of(ctx: OpContext, tensor: str) -> object:
         return str(value.dtype), value.item()
     if node is None or node.op not in _COMPARE:
         return tensor
-    return node.op, *(_key_of(ctx, tensor_name(name)) for name in node.input if not name.startswith("^"))
+    return node.op, *(_key_of(ctx, name) for name in data_inputs(node))
 
 
 def _masked(ctx: OpContext, positions: Positions, axis: int) -> Fact:

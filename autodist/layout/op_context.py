@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.names import data_inputs
 from autodist.graph.ops import MOST_AXES, OpView, Trait, filling, having
 from autodist.layout.factors import PartialSum
 from autodist.layout.facts import REPLICATED, Dims, Fact, Form, Recovery, UnknownFact, form_of
@@ -104,7 +105,7 @@ class OpContext(OpView):
             return [int(element) for element in value.reshape(-1)]
         if node is None or node.op != "Pack":
             return known
-        sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
+        sources = data_inputs(node)
         if any(self.scope.shape(name).rank != 0 for name in sources):
             return known
         values = [self.scope.constant(name) for name in sources]

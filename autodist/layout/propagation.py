@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from autodist.graph.effects import PASSES
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
-from autodist.graph.names import node_of
+from autodist.graph.names import data_inputs, node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.layout.bodies import DrawAt, Library, RowsOfDraw, leave
@@ -49,7 +49,7 @@ from autodist.layout.kinds import (
 from autodist.layout.op_context import OpContext, tensor_name
 from autodist.layout.table import NOT_FOLDED, TABLE
 from autodist.layout.to_kinds import factor_of, kind_of
-from autodist.layout.walk import GraphWalk, data_inputs
+from autodist.layout.walk import GraphWalk
 
 ShapeOf = Callable[[str], tf.TensorShape]
 _UNKNOWN_SHAPE = tf.TensorShape(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.names import data_inputs
 from autodist.graph.ops import Trait, having
 from autodist.layout.combine import same_rows
 from autodist.layout.facts import (
@@ -53,7 +54,7 @@ def _columns(ctx: OpContext, tensor: str) -> list[Fact]:
     node = ctx.scope.producer(tensor)
     if node is None:
         return []
-    sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
+    sources = data_inputs(node)
     if node.op == "Pack" and node.attr["axis"].i in (1, -1):
         return [ctx.scope.fact(name) for name in sources if ctx.scope.shape(name).rank == 1]
     axis = ctx.scope.constant(sources[-1]) if node.op == "ConcatV2" else None

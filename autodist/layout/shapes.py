@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from autodist.graph.names import data_inputs
 from autodist.layout.combine import permutation_of, with_result_axis
 from autodist.layout.factors import NONE, Count, additive_over, power
 from autodist.layout.facts import (
@@ -128,7 +129,7 @@ def lengths_in_turn(ctx: OpContext, index: int) -> Dims | None:
     order = ctx.scope.constant(tensor_name(turned.input[1]))
     if order is None or order.tolist() != [1, 0]:
         return None
-    inputs = [tensor_name(name) for name in node.input if not name.startswith("^")]
+    inputs = data_inputs(node)
     packed = OpContext(node, inputs, [ctx.scope.fact(name) for name in inputs], ctx.scope)
     shapes = [packed.dims(k) for k in range(len(inputs))]
     known = [dims for dims in shapes if dims is not None and not dims.is_scalar]

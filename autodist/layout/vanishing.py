@@ -12,13 +12,13 @@ from typing import TypeGuard
 
 import tensorflow as tf
 
+from autodist.graph.names import data_inputs
 from autodist.graph.ops import Trait, having
 from autodist.layout.combine import Operand
 from autodist.layout.factors import EXAMPLES, NONE, Count, Factor, Factors, PartialSum, additive_over
 from autodist.layout.facts import REPLICATED, Base, Dims, Form, Statistic, UnknownFact, form_of
 from autodist.layout.kinds import Elements
 from autodist.layout.op_context import OpContext, Scope, tensor_name
-from autodist.layout.walk import data_inputs
 
 Keys = frozenset[str]
 """Names of tensors. A value is zero wherever their product is."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import tensorflow as tf
 
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.ops import Trait, having
 
 F = TypeVar("F")
@@ -120,8 +120,3 @@ class GraphWalk(ABC, Generic[F]):
                 self._checked.clear()
                 self._facts.clear()
                 return
-
-
-def data_inputs(node: tf.compat.v1.NodeDef) -> list[str]:
-    """Returns the names of a node's input tensors, without control inputs."""
-    return [tensor(name) for name in node.input if not is_control(name)]

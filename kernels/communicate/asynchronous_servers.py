@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.devices import device_of
 from autodist.graph.effects import Effect
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import data_inputs, node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
@@ -244,7 +244,7 @@ class _Updates:
         for name in moved.names:
             effect = self.effects.get(name)
             found = {self.kept[h] for h in effect.reads | effect.writes if h in self.kept} if effect else set()
-            for source in (node_of(i) for i in self.editor[name].input if not is_control(i)):
+            for source in map(node_of, data_inputs(self.editor[name])):
                 found |= {self._owner_of(self.means[source])} if source in self.means else at.get(source, frozenset())
             at[name] = frozenset(found)
         for name in reversed(moved.names):

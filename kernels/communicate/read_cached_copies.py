@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, is_control, node_of, tensor
 from autodist.graph.parts import Variable
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
@@ -165,7 +165,7 @@ class _CachedCopies:
         return self._shared_reads[inputs]
 
     def _data_inputs(self, name: str) -> list[str]:
-        return [node_of(i) for i in self.editor[name].input if not is_control(i)]
+        return [*map(node_of, data_inputs(self.editor[name]))]
 
     def _drop_unread(self, name: str) -> None:
         """Removes a read whose value nothing uses; otherwise it would still run for its control dependencies."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import data_inputs, is_control, node_of
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import redirect_control_inputs
@@ -62,4 +62,4 @@ def _needed(editor: GraphEditor, roots: Iterable[str], computed: Set[str]) -> se
 
 def _data_sources(editor: GraphEditor, name: str) -> list[str]:
     """Returns the nodes whose outputs are a node's data inputs."""
-    return [node_of(i) for i in editor[name].input if not is_control(i)]
+    return [*map(node_of, data_inputs(editor[name]))]

@@ -12,7 +12,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.effects import QUERIES
 from autodist.graph.functions import branches_of, functions_by_name
 from autodist.graph.index import GraphIndex
-from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.names import data_inputs, is_control, node_of, output_index, tensor
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
@@ -76,7 +76,7 @@ class BothBranches:
     def take(self, node: NodeDef) -> Taken:
         """Adds the replacement of an `If`; the `If`, its consumers and their control dependencies remain unchanged."""
         prefix = f"branches/{node.name}"
-        predicate, *captures = [tensor(i) for i in node.input if not is_control(i)]
+        predicate, *captures = data_inputs(node)
         variables = {
             node_of(g): self._step.by_handle[node_of(g)] for g in captures if node_of(g) in self._step.by_handle
         }
@@ -146,7 +146,7 @@ class BothBranches:
         graph_index = GraphIndex(body.graph_def)
         for name in graph_index.order:
             node, scope = graph_index.nodes[name], f"{prefix}/{name}"
-            inputs = [tensors[tensor(i)] for i in node.input if not is_control(i)]
+            inputs = [tensors[i] for i in data_inputs(node)]
             handle = node_of(inputs[0]) if inputs else ""
             if tensor(name) in body.arguments:
                 continue

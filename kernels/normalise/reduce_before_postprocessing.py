@@ -12,7 +12,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import VariableGradient
 from autodist.graph.seeds import reduced_calls
@@ -144,18 +144,21 @@ class _Paths:
         node = self._step.graph_index.nodes[name]
         if node.op in _HOLD_OTHERS:
             return name in self._seen.nonlinear
-        return node.op != "IdentityN" and is_nonlinear(node, [self._seen.of(i) for i in self._inputs(name)])
+        return node.op != "IdentityN" and is_nonlinear(
+            node, [self._seen.of(i) for i in self._step.graph_index.inputs(name)]
+        )
 
     def _nonlinear_inputs(self, name: str) -> Iterator[str]:
         """Returns the producers of a node's inputs that are not proportional to the seeds."""
-        return (node_of(i) for i in self._inputs(name) if self._seen.of(i) is Grade.NONLINEAR)
-
-    def _inputs(self, name: str) -> list[str]:
-        return [tensor(i) for i in self._step.graph_index.nodes[name].input if not is_control(i)]
+        return (node_of(i) for i in self._step.graph_index.inputs(name) if self._seen.of(i) is Grade.NONLINEAR)
 
     def _read(self, name: str, *kinds: type) -> list[str]:
         """Returns a node's inputs of these kinds that depend on the seeds."""
-        return [i for i in self._inputs(name) if self._seen.depends(i) and isinstance(self._flows.kind(i), kinds)]
+        return [
+            i
+            for i in self._step.graph_index.inputs(name)
+            if self._seen.depends(i) and isinstance(self._flows.kind(i), kinds)
+        ]
 
     def _depends_only_on(self, gradient: VariableGradient, part: str, behind: set[str]) -> bool:
         """Returns True if a gradient depends only on one sum over examples, of its shape, and on replicated tensors."""
@@ -167,7 +170,12 @@ class _Paths:
             return False
         between = self._between(node_of(part), last)
         inner = between - {last}
-        entering = {i for name in between for i in self._inputs(name) if node_of(i) not in between and i != part}
+        entering = {
+            i
+            for name in between
+            for i in self._step.graph_index.inputs(name)
+            if node_of(i) not in between and i != part
+        }
         leads_elsewhere = any(not between.issuperset(self._step.graph_index.readers(name)) for name in inner)
         is_replicated = all(isinstance(self._flows.kind(i), Replicated) for i in entering)
         return (

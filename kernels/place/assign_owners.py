@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.find_stages import find_stages
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of
 from autodist.graph.ops import Trait
 from autodist.graph.parts import Aggregation, Variable
 from autodist.graph.stages import Stages
@@ -103,9 +103,7 @@ def find_counters(step: CapturedStep) -> list[Variable]:
     declares this for an optimizer's `iterations`.
     """
     stages = find_stages(step)
-    nodes: Nodes = {
-        n.name: [(node_of(i), tensor(i)) for i in n.input if not is_control(i)] for n in step.graph_def.node
-    }
+    nodes: Nodes = {n.name: [(node_of(i), i) for i in data_inputs(n)] for n in step.graph_def.node}
     read = _read_by_updates(stages, nodes)
     written = _written_alike(step, stages, nodes)
     return [

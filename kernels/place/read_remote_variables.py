@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import QUERIES, READS
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, is_control, node_of, tensor
 from autodist.graph.parts import Variable
 from autodist.graph.step import Step, StepWithOwners
 from autodist.graph.step_editor import StepEditor
@@ -69,7 +69,7 @@ def _use_copies(
     editor: GraphEditor, step: Step, context: Context, far: Mapping[str, int], writer: str, worker: int
 ) -> None:
     """Makes a node that writes at `worker` use copies there of the variables that lie elsewhere."""
-    taken = {node_of(i) for i in editor[writer].input if not is_control(i)} & step.by_handle.keys()
+    taken = set(map(node_of, data_inputs(editor[writer]))) & step.by_handle.keys()
     for handle in sorted(taken):
         if far.get(handle, context.worker) != worker:
             _give_copy(editor, step.by_handle[handle], context, far.get(handle, context.worker), worker, [writer])

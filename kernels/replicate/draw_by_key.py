@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, is_control, node_of, tensor
 from autodist.graph.op_types import input_names
 from autodist.graph.ops import Trait
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, PlacedStep
@@ -39,7 +39,7 @@ class SharedSeedDraw:
 def find_shared_seed_draws(step: PlacedStep, flows: Propagation, varying: Set[str]) -> Iterator[SharedSeedDraw]:
     """Yields the draws from a seed shared by all replicas, among the nodes that are copied for every replica."""
     for node in step.graph_index.having(Trait.BY_KEY):
-        inputs = [tensor(name) for name in node.input if not is_control(name)]
+        inputs = data_inputs(node)
         first, *_ = called = input_names(node.op)
         seed = next(inputs[k] for k, name in enumerate(called) if name in ("seed", "key"))
         if node.name not in varying or node_of(seed) in varying:

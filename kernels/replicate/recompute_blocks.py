@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from autodist.graph.control_flow import find_inside
 from autodist.graph.execution_order import settle_depths
-from autodist.graph.names import as_input, is_control, node_of, output_index, tensor
+from autodist.graph.names import as_input, node_of, output_index
 from autodist.graph.op_types import type_of
 from autodist.graph.recomputation import (
     Recomputation,
@@ -153,8 +153,7 @@ class _Pass:
         results would differ in their last bits. Constants need not wait.
         """
         entries: dict[str, str] = {}
-        inputs = (i for name in one.nodes for i in self.graph_index.nodes[name].input if not is_control(i))
-        for name in dict.fromkeys(map(tensor, inputs)):
+        for name in dict.fromkeys(i for node in one.nodes for i in self.graph_index.inputs(node)):
             source = node_of(name)
             if source in one.nodes or source in self.constant:
                 continue

@@ -9,7 +9,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.step import ReplicatedStep, Step
@@ -122,12 +122,12 @@ class _Paths:
     def _readers(self, made: str) -> Iterable[NodeDef]:
         for name in sorted(self.editor.consumers(node_of(made))):
             node = self.editor[name]
-            if any(tensor(i) == made for i in node.input if not is_control(i)):
+            if made in data_inputs(node):
                 yield node
 
     def _is_scaling(self, node: NodeDef, made: str) -> bool:
         """Returns True if a node multiplies every row by the same number."""
-        inputs = [tensor(i) for i in node.input if not is_control(i)]
+        inputs = data_inputs(node)
         if node.op == "Neg" or node.op in having(Trait.IDENTITY):
             return True
         if node.op == "Mul":

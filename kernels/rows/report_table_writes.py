@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.find_stages import find_stages
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
@@ -147,7 +147,7 @@ def _read_by(
             if read is not None and handles[read].shape == shape:
                 found[handles[read].name] = None
         elif editor[name].op in having(Trait.ELEMENTWISE):
-            new = {node_of(i) for i in editor[name].input if not is_control(i)} - seen
+            new = set(map(node_of, data_inputs(editor[name]))) - seen
             seen |= new
             front += sorted(new)
     return tuple(sorted(found))

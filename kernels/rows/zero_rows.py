@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
@@ -94,7 +94,7 @@ class ZeroTables:
         return self._zero[node.name]
 
     def _keeps_zero(self, node: NodeDef, tables: list[str], zero: tuple[str, ...]) -> bool:
-        inputs = [tensor(i) for i in node.input if not is_control(i)]
+        inputs = data_inputs(node)
         if node.op in having(Trait.ZERO_TO_ZERO) or node.op == "Mul":
             return True
         if node.op == "Sub" or node.op in having(Trait.ADDITION):

@@ -11,7 +11,6 @@ from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.slots import find_slots
 from autodist.kernels.shard.annotated import annotated, sharding_of, with_annotations
-from autodist.kernels.shard.constants import data_inputs
 from autodist.kernels.shard.flow_ties import FlowTies, Tie
 from autodist.kernels.shard.separate_calls import separate_calls
 from autodist.sharding import Annotations, Constraint, DataFlowEdge, Sharding
@@ -95,4 +94,4 @@ def _edges_of_regions(step: CapturedStep, annotations: Annotations) -> Iterable[
     for region in annotations.regions.values():
         for marker, one in {**region.inputs, **region.outputs}.items():
             free = replace(one, sharding=one.sharding.without(region.axes))
-            yield DataFlowEdge(tensor(marker), tuple(data_inputs(step, marker)), (tensor(marker),), free)
+            yield DataFlowEdge(tensor(marker), tuple(step.graph_index.inputs(marker)), (tensor(marker),), free)

@@ -12,7 +12,6 @@ from autodist.graph.names import node_of, tensor
 from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.annotated import annotated, sharding_of, with_annotations
-from autodist.kernels.shard.constants import data_inputs
 from autodist.logs.formatting import did_you_mean, listed
 from autodist.sharding import Annotations, Constraint, ManualRegion, Mesh
 
@@ -118,7 +117,7 @@ def _divided_reads(
     inside = {*region.body, *region.inputs, *region.outputs}
     effects = Effects(step.graph_def, step.graph_index.nodes)
     for reader in sorted(region.body):
-        for name in data_inputs(step, reader):
+        for name in step.graph_index.inputs(reader):
             handle = effects.handle_of(name) or _handle_read(step, effects, name, region)
             variable = step.by_handle.get(handle) if handle else None
             found = annotations.variables.get(variable.name) if variable else sharding_of(annotations, name)

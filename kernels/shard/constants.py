@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_outputs
 from autodist.graph.ops import Trait, draws_numbers, having, linear_operands
 from autodist.graph.step import CapturedStep
@@ -51,7 +51,7 @@ class Constants:
             if node.op == "Const":
                 computed.add(name)
             elif data[name] and name not in marks and _preserves_constants(node, len(data[name])):
-                varying = [one for one in data_inputs(step, name) if node_of(one) not in computed]
+                varying = [one for one in data_inputs(node) if node_of(one) not in computed]
                 if not varying:
                     computed.add(name)
                 elif node.op in _BROADCASTS and not _is_scalar(step, tensor(name)):
@@ -91,8 +91,3 @@ def _is_kept_whole(step: CapturedStep, name: str, max_bytes: int) -> bool:
         spec = step.spec_of(tensor(name))
         return spec.shape.rank == 0 or (spec.shape.num_elements() or 0) * spec.dtype.size > max_bytes
     return all(_is_scalar(step, f"{name}:{k}") for k, _ in enumerate(types_of_outputs(node)))
-
-
-def data_inputs(step: CapturedStep, name: str) -> list[str]:
-    """Returns the tensors that a node reads."""
-    return [tensor(i) for i in step.graph_index.nodes[name].input if not is_control(i)]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.functions import branches_of
-from autodist.graph.names import node_of
+from autodist.graph.names import data_inputs, node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
 from autodist.kernels.shard.scopes import Scope, Scopes
@@ -69,7 +69,7 @@ class FlowTies:
                 self._branches(scope, node)
             elif node.op in _CALLS or self.scopes.has(node.op):
                 function = node.op if self.scopes.has(node.op) else node.attr["f"].func.name
-                self._call(scope, node, [function], scope.inputs_of(node))
+                self._call(scope, node, [function], data_inputs(node))
             elif node.op == "ReadVariableOp":
                 tie = self._of_variable.get(scope.variable_of(node.input[0]))
                 if tie:
@@ -79,7 +79,7 @@ class FlowTies:
         self._old_flow(scope)
 
     def _loop(self, scope: Scope, node: NodeDef) -> None:
-        inputs = scope.inputs_of(node)
+        inputs = data_inputs(node)
         body, condition = (self._enter(node.attr[key].func.name, scope, inputs) for key in ("body", "cond"))
         for k, name in enumerate(inputs):
             result, argument, shown = body.results[k], body.arguments[k], condition.arguments[k]
@@ -90,7 +90,7 @@ class FlowTies:
             )
 
     def _branches(self, scope: Scope, node: NodeDef) -> None:
-        self._call(scope, node, branches_of(node), scope.inputs_of(node)[1:])
+        self._call(scope, node, branches_of(node), data_inputs(node)[1:])
 
     def _call(self, scope: Scope, node: NodeDef, functions: Iterable[str], inputs: list[str]) -> None:
         bodies = [self._enter(name, scope, inputs) for name in functions]
@@ -120,7 +120,7 @@ class FlowTies:
 
     def _writes(self, scope: Scope, node: NodeDef) -> None:
         """Adds the tensors of a variable's shape that a node writes to it."""
-        inputs = scope.inputs_of(node)
+        inputs = data_inputs(node)
         written = [variable for name in inputs if (variable := scope.variable_of(name))]
         for variable in written if node.op not in _READS else ():
             tie = self._of_variable.get(variable)
@@ -166,5 +166,5 @@ class FlowTies:
     @staticmethod
     def _values(scope: Scope, node: NodeDef) -> list[str]:
         """Returns the tensors whose values a node of TensorFlow 1 control flow passes on."""
-        inputs = scope.inputs_of(node)
+        inputs = data_inputs(node)
         return inputs[:1] if node.op in _SWITCHES else inputs

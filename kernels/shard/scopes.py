@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
 from autodist.layout.bodies import Library
@@ -49,10 +49,6 @@ class Scope:
                 return None
             node = self.nodes[node_of(node.input[0])]
         return self.variables[node.name]
-
-    def inputs_of(self, node: NodeDef) -> list[str]:
-        """Returns the tensors that a node reads, by their names in these nodes."""
-        return [tensor(i) for i in node.input if not is_control(i)]
 
 
 class Scopes:

@@ -8,12 +8,11 @@ from typing import Any
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.functions import functions_by_name
-from autodist.graph.names import node_of
+from autodist.graph.names import data_inputs, node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.shard.annotated import sharding_of
-from autodist.kernels.shard.constants import data_inputs
 from autodist.sharding import Annotations, Constraint
 
 Requested = list[Constraint | None]
@@ -54,7 +53,7 @@ def _functions(node: NodeDef) -> Iterator[Any]:
 
 def _requested(step: CapturedStep, annotations: Annotations, node: NodeDef) -> Requested:
     """Returns the requested sharding of each argument."""
-    arguments = data_inputs(step, node.name)[1 if node.op in _BRANCHES else 0 :]
+    arguments = data_inputs(node)[1 if node.op in _BRANCHES else 0 :]
     return [sharding_of(annotations, name) or _of_read(step, annotations, name) for name in arguments]
 
 

@@ -13,7 +13,7 @@ from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.annotated import annotated
-from autodist.kernels.shard.constants import Constants, data_inputs
+from autodist.kernels.shard.constants import Constants
 from autodist.sharding import Annotations
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class _Split:
         for reader in self._step.graph_index.nodes:
             if reader in constants.computed or reader in constants.broadcasts:
                 continue
-            for position, name in enumerate(data_inputs(self._step, reader)):
+            for position, name in enumerate(self._step.graph_index.inputs(reader)):
                 source = node_of(name)
                 is_copied = source in constants.computed or source in constants.broadcasts
                 if is_copied and source not in constants.whole and self._step.spec_of(name).shape.rank != 0:

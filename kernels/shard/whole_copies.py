@@ -10,7 +10,7 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import Effects
-from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.names import as_input, data_inputs, is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
@@ -75,7 +75,7 @@ class WholeCopies:
             self._gather_from_value(name, variable)
             return
         copy = self._copy_of(variable)
-        taken = [tensor(i) for i in node.input if not is_control(i) and self._effects.handle_of(i) == variable.handle]
+        taken = [i for i in data_inputs(node) if self._effects.handle_of(i) == variable.handle]
         version = variable.handle, self._writes_before(name, variable)
         if version not in self._fresh:
             self._fresh[version] = refresh_copy(self.editor, copy.handle, node_of(self._value_for(name, variable)))

@@ -11,7 +11,7 @@ from tensorflow.python.framework import op_def_registry
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import tensor
+from autodist.graph.names import data_inputs, tensor
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import Trait, having, writes_rows
 from autodist.graph.parts import Variable
@@ -31,7 +31,7 @@ def access(work: Work, node: NodeDef) -> bool:
     Raises:
         StrategyError: control flow of TensorFlow 1 writes such a variable.
     """
-    cut = next((cut for name in work.data(node) if (cut := work.variable(name))), None)
+    cut = next((cut for name in data_inputs(node) if (cut := work.variable(name))), None)
     if cut is None:
         _require_no_write(work, node)
         return False
@@ -68,7 +68,7 @@ def use_unpartitioned_copy(work: Work, node: NodeDef) -> None:
     loop(v)    becomes    v/whole ← concat(v/shard_0, v/shard_1);  loop(v/whole);  v/shard_k ← a part of v/whole
     """
     taken: dict[str, list[str]] = {}
-    for name in work.data(node):
+    for name in data_inputs(node):
         cut = work.variable(name)
         if cut is not None:
             taken.setdefault(cut.variable.handle, []).append(name)
@@ -155,7 +155,7 @@ _VALUES = ("grad", "delta", "updates")
 
 
 def write(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
-    values = work.along(work.data(node)[1], cut.cut)
+    values = work.along(data_inputs(node)[1], cut.cut)
     copies = work.clones(node, [[shard.handle, value] for shard, value in zip(cut.shards, values, strict=True)])
     work.order_after(node.name, copies, removed=True)
     return True
@@ -170,7 +170,7 @@ def apply_by_shard(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     if node.op.startswith("ResourceScatterNd"):
         return False
     names = [argument.name for argument in op_def_registry.get(node.op).input_arg]
-    inputs = dict(zip(names, work.data(node), strict=True))
+    inputs = dict(zip(names, data_inputs(node), strict=True))
     variables = {name: work.variable(i) for name, i in inputs.items() if work.spec(i).dtype == tf.resource}
     if any(other is None or other.cut != cut.cut for other in variables.values()):
         return False
@@ -233,7 +233,7 @@ def _gather(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     if is_in_batches(node):
         dims = node.attr["batch_dims"].i
         return _of_whole(work, node, cut, lambda whole, places: tf.gather(whole, places, batch_dims=dims))
-    ids = work.data(node)[1]
+    ids = data_inputs(node)[1]
     if cut.cut.axis > 0:
         return _gather_parts_of_rows(work, node, cut, ids)
     by = work.layout(ids)
@@ -277,7 +277,7 @@ def _of_whole(
     work.editor.note(
         {tensor(copy): tf.TensorSpec(one.shape, one.dtype) for copy, one in zip(copies, cut.shards, strict=True)}
     )
-    places = work.data(node)[1]
+    places = data_inputs(node)[1]
     work.order_after(node.name, copies)
     work.becomes(node.name, lambda f: gather(tf.concat(f.inputs(map(tensor, copies)), cut.cut.axis), f.input(places)))
     return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
+from autodist.graph.names import data_inputs
 from autodist.graph.ops import FactorRule, ReducedBy, Trait, factor_rule, having
 from autodist.kernels.place.partition.layouts import Alike, Along, Routed
 from autodist.kernels.place.partition.work import Work
@@ -22,7 +23,7 @@ def on_pieces(work: Work, node: NodeDef) -> bool:
 
     Pieces that an op reduces, such as those of a sum over the cut axis, yield partial results, which are combined.
     """
-    inputs, rule = work.data(node), factor_rule(work.view(node))
+    inputs, rule = data_inputs(node), factor_rule(work.view(node))
     layouts = [work.layout(name) for name in inputs]
     divided = {k: layout for k, layout in enumerate(layouts) if isinstance(layout, Along | Routed)}
     known = all(layout is None or isinstance(layout, Along | Routed | Alike) for layout in layouts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import node_of, output_index
+from autodist.graph.names import data_inputs, node_of, output_index
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import Trait, having
 from autodist.kernels.place.partition.arithmetic import on_pieces
@@ -15,7 +15,7 @@ from autodist.kernels.place.partition.work import Work
 
 def passed_on(work: Work, node: NodeDef) -> bool:
     """Partitions an op that forwards its only input."""
-    name, out = work.data(node)[0], f"{node.name}:0"
+    name, out = data_inputs(node)[0], f"{node.name}:0"
     layout = work.layout(name)
     if layout is None:
         return False
@@ -27,7 +27,7 @@ def passed_on(work: Work, node: NodeDef) -> bool:
 
 def unique(work: Work, node: NodeDef) -> bool:
     """Partitions `Unique` into one for the ids of each shard; equal ids belong to the same shard."""
-    ids, *more = work.data(node)
+    ids, *more = data_inputs(node)
     layout, unique_ids = work.layout(ids), f"{node.name}:0"
     if isinstance(layout, RowIds):
         layouts: tuple[Layout, Layout] = (RowIds(unique_ids, layout.cut), Places(layout.key, unique_ids))
@@ -47,7 +47,7 @@ def segment_sum(work: Work, node: NodeDef) -> bool:
 
     The segments are either the rows of the variable (by id) or the unique ids (by position among them).
     """
-    rows, ids, segments = work.data(node)
+    rows, ids, segments = data_inputs(node)
     layout, by = work.layout(rows), work.layout(ids)
     if isinstance(layout, Along):
         rank = work.rank(ids)
@@ -74,14 +74,14 @@ def segment_sum(work: Work, node: NodeDef) -> bool:
 
 def _counts(work: Work, node: NodeDef, ids: str) -> bool:
     """Returns True if the number of segments is exactly the number of `ids`."""
-    name = work.data(node)[2]
+    name = data_inputs(node)[2]
     for _ in range(4):
         source = work.editor[node_of(name)]
         if source.op in having(Trait.LENGTHS):
-            return work.data(source)[output_index(name)] == ids
+            return data_inputs(source)[output_index(name)] == ids
         if source.op != "StridedSlice" and source.op not in having(Trait.IDENTITY | Trait.CASTS):
             return False
-        name = work.data(source)[0]
+        name = data_inputs(source)[0]
     return False
 
 
@@ -99,7 +99,7 @@ def _sizes(work: Work, ids: str) -> tuple[str, ...]:
 
 def gather(work: Work, node: NodeDef) -> bool:
     """Partitions a gather from a tensor that is partitioned like the variable of the ids, or along another axis."""
-    params, ids, axis = work.data(node)
+    params, ids, axis = data_inputs(node)
     layout, by = work.layout(params), work.layout(ids)
     if work.constant(axis) != 0 or is_in_batches(node) or not isinstance(layout, Along):
         return False

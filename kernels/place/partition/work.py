@@ -12,7 +12,7 @@ from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import Effect
-from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.names import as_input, data_inputs, is_control, node_of, tensor
 from autodist.graph.ops import OpView
 from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
@@ -69,7 +69,7 @@ class _Replacement:
 
 class _NodeView(OpView):
     def __init__(self, work: Work, node: NodeDef) -> None:
-        self.node, self.inputs, self._work = node, work.data(node), work
+        self.node, self.inputs, self._work = node, data_inputs(node), work
 
     def shape(self, index: int) -> tf.TensorShape:
         return self._work.spec(self.inputs[index]).shape
@@ -126,10 +126,6 @@ class Work:
 
     def rank(self, name: str) -> int | None:
         return self.spec(name).shape.rank
-
-    def data(self, node: NodeDef) -> list[str]:
-        """Returns the data inputs of a node."""
-        return [tensor(i) for i in node.input if not is_control(i)]
 
     def constant(self, name: str) -> np.ndarray | None:
         """Returns the value of a tensor that depends only on constants, or None."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Aggregation, PendingReductionKind
 from autodist.graph.subgraph import subgraph
@@ -92,7 +92,7 @@ class GlobalState:
                 found = True
             elif isinstance(self._kind(name), Unknown) and node.name not in seen:
                 seen.add(node.name)
-                front += [tensor(i) for i in node.input if not is_control(i)]
+                front += data_inputs(node)
             elif isinstance(self._kind(name), PerExample):
                 return False
         return found

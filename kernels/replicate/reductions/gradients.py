@@ -9,7 +9,6 @@ from itertools import islice
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.batch_statistics import inputs_of
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, RowJoin, VariableGradient
@@ -77,7 +76,7 @@ class GradientReductions:
     def _assumed_rows(self, node: str) -> BatchShaped | None:
         """Returns the kind of an input whose rows a node takes for those of the same examples, if it has one."""
         step, flows = self._reducer.step, self._reducer.flows
-        inputs = inputs_of(step, node) if node in step.graph_index.nodes else []
+        inputs = step.graph_index.inputs(node) if node in step.graph_index.nodes else []
         return next((kind for kind in map(flows.kind, inputs) if isinstance(kind, BatchShaped)), None)
 
     def _loss_kind(self, call: int, is_reduced: bool) -> Weight | None:

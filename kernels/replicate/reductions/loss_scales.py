@@ -8,7 +8,7 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from autodist.graph.names import node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.parts import GradientCall, PendingReductionKind
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
@@ -16,7 +16,6 @@ from autodist.kernels.replicate.reductions.reducer import Reducer
 from autodist.kernels.sums import ordered_sum
 from autodist.layout import Elements, Examples, Scalar, Total, Weight
 from autodist.layout.linearity import Linearity, find_linearity
-from autodist.layout.walk import data_inputs
 from autodist.placement.synchrony import SyncMode
 
 EXACT = tf.float64

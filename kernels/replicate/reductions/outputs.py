@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.loss_terms import loss_kind
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.subgraph import subgraph
@@ -125,7 +125,7 @@ class OutputReductions:
         step = self._reducer.step
         node = step.graph_index.nodes[node_of(name)]
         if node.op == "MergeSummary":
-            merged = [tensor(i) for i in node.input if not is_control(i)]
+            merged = data_inputs(node)
             parts = {t: self._reduce_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
             return make_again(self._reducer.editor, label, name, RecomputedValue(tuple(parts), (node.name,)), parts)
         kind_of = self._kind

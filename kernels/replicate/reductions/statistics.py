@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.names import as_input, data_inputs, is_control, node_of, tensor
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import draws_numbers
 from autodist.graph.step import PlacedStep
@@ -100,7 +100,7 @@ class Statistics:
         region = self._region(name)
         if region is None:
             return None
-        inputs = dict.fromkeys(tensor(i) for n in region for i in step.graph_index.nodes[n].input if not is_control(i))
+        inputs = dict.fromkeys(i for node in region for i in step.graph_index.inputs(node))
         floats = sorted(i for i in inputs if step.spec_of(i).dtype.is_floating)
         kinds: dict[str, Joined] = {}
         depths: dict[str, int] = {}
@@ -126,7 +126,7 @@ class Statistics:
             node = self._reducer.step.graph_index.nodes[front.pop()]
             if node.name in self._trained or not _is_function_of_inputs(node.op) or len(region) > MOST_NODES:
                 return None
-            more = {node_of(i) for i in node.input if not is_control(i) and not self._is_leaf(self._kind_of_input(i))}
+            more = {node_of(i) for i in data_inputs(node) if not self._is_leaf(self._kind_of_input(i))}
             front += more - region
             region |= more
         return region
@@ -143,8 +143,8 @@ class Statistics:
             return False
         if not self._reducer.step.spec_of(name).shape.is_fully_defined():
             return False
-        inputs = [i for i in self._reducer.step.graph_index.nodes[node_of(name)].input if not is_control(i)]
-        return all(self._is_known(tensor(i), flows, region) for i in inputs)
+        inputs = self._reducer.step.graph_index.inputs(node_of(name))
+        return all(self._is_known(i, flows, region) for i in inputs)
 
 
 def _sharing(step: PlacedStep, shared: Mapping[str, Joined]) -> Propagation:
@@ -247,6 +247,5 @@ class _Making:
         if node not in self._statistic.region:
             return False
         if node not in self._affected:
-            inputs = [i for i in self._reducer.step.graph_index.nodes[node].input if not is_control(i)]
-            self._affected[node] = any(self._is_affected(tensor(i)) for i in inputs)
+            self._affected[node] = any(map(self._is_affected, self._reducer.step.graph_index.inputs(node)))
         return self._affected[node]
