@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from autodist.graph.effects import NO_EFFECT
 from autodist.graph.index import GraphIndex
 
 N = TypeVar("N", bound=Hashable)
@@ -26,6 +27,12 @@ def reach(roots: Iterable[N], onward: Callable[[N], Iterable[N]]) -> set[N]:
             result.add(name)
             front.extend(onward(name))
     return result
+
+
+def writes_before(graph_index: GraphIndex, node: str, handle: str) -> list[str]:
+    """Returns the nodes that write the variable of a handle before a node runs, by name."""
+    before = reach([node], graph_index.sources.__getitem__) - {node}
+    return sorted(name for name in before if handle in graph_index.effects.get(name, NO_EFFECT).writes)
 
 
 def topological(graph_def: tf.compat.v1.GraphDef) -> list[tf.compat.v1.NodeDef]:

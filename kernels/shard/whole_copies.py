@@ -15,6 +15,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.walks import writes_before
 from autodist.kernels.place.copies import add_copy, read_before, refresh_copy, take_fresh, wait_for
 
 _OLD_FLOW = having(Trait.ENTER | Trait.SWITCH)
@@ -47,7 +48,7 @@ class WholeCopies:
     divide: Change
     variables: list[Variable] = field(default_factory=list)
     _written: dict[str, list[str]] = field(default_factory=dict)
-    _fresh: dict[tuple[str, frozenset[str]], str] = field(default_factory=dict)
+    _fresh: dict[tuple[str, ...], str] = field(default_factory=dict)
     _reads: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class WholeCopies:
             return
         copy = self._copy_of(variable)
         taken = [i for i in data_inputs(node) if self._effects.handle_of(i) == variable.handle]
-        version = variable.handle, self._writes_before(name, variable)
+        version = variable.handle, *self._writes_before(name, variable)
         if version not in self._fresh:
             self._fresh[version] = refresh_copy(self.editor, copy.handle, node_of(self._value_for(name, variable)))
         take_fresh(self.editor, [name], taken, self._fresh[version])
@@ -94,7 +95,7 @@ class WholeCopies:
     def _value_for(self, name: str, variable: Variable) -> str:
         """Returns the whole value that a variable has when a node runs."""
         label = f"{variable.handle}{_SUFFIX}/for/{name}"
-        writes = sorted(self._writes_before(name, variable))
+        writes = self._writes_before(name, variable)
         self._reads.append(read_before(self.editor, name, variable, label, writes=writes))
         return self.gather(tensor(self._reads[-1]), variable)
 
@@ -116,11 +117,8 @@ class WholeCopies:
         node.op = "GatherNd"
         node.attr["Tparams"].CopyFrom(node.attr.pop("dtype"))
 
-    def _writes_before(self, name: str, variable: Variable) -> frozenset[str]:
-        """Returns the captured nodes that write a variable before a node runs."""
-        effects = self.step.graph_index.effects
-        before = self.editor.ancestors([name]) - {name}
-        return frozenset(n for n in before if n in effects and variable.handle in effects[n].writes)
+    def _writes_before(self, name: str, variable: Variable) -> list[str]:
+        return writes_before(self.step.graph_index, name, variable.handle)
 
     def _copy_of(self, variable: Variable) -> Variable:
         copy = replace(variable, name=f"{variable.name}{_SUFFIX}", handle=f"{variable.handle}{_SUFFIX}")

@@ -16,6 +16,7 @@ from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import Trait, having, writes_rows
 from autodist.graph.parts import Variable
 from autodist.graph.subgraph import SubgraphBuilder
+from autodist.graph.walks import writes_before
 from autodist.kernels.place.copies import add_copy, read_before, take_copy, wait_for
 from autodist.kernels.place.partition.layouts import Along, Routed, RowIds
 from autodist.kernels.place.partition.routes import gather_rows, route
@@ -91,7 +92,8 @@ def _add_refreshed_copy(work: Work, node: NodeDef, cut: PartitionedVariable, tak
         work.copies.append(whole)
         add_copy(work.editor, variable, whole.handle, WHOLE)
     label = f"{whole.handle}/for/{node.name}"
-    value = read_before(work.editor, node.name, variable, label, writes=work.writes_before(node.name, variable))
+    writes = writes_before(work.step.graph_index, node.name, variable.handle)
+    value = read_before(work.editor, node.name, variable, label, writes=writes)
     work.editor.note({tensor(value): tf.TensorSpec(whole.shape, whole.dtype)})
     queries = _queries_before(work, node, cut)
     if queries:

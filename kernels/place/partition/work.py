@@ -18,7 +18,6 @@ from autodist.graph.parts import Variable
 from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
-from autodist.graph.walks import reach
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout
 from autodist.layout.folding import Constants
 from autodist.placement.partitioning import Partitioning, shard_name
@@ -113,8 +112,6 @@ class Work:
         self._replacements: dict[str, _Replacement] = {}
         self._removed: set[str] = set()
         self._later: list[tuple[str, Build]] = []
-        self._after: dict[str, set[str]] = {}
-        """The nodes that run after some writes."""
         self._subgraphs = 0
         self._log_lines: list[str] = []
 
@@ -212,14 +209,6 @@ class Work:
     def waits(self, node: NodeDef) -> list[str]:
         """Returns the nodes that a node waits for, with copies in place of nodes that have any."""
         return [node_of(c) for i in node.input if is_control(i) for c in self._control(i, shard=0, count=0)]
-
-    def writes_before(self, node: str, variable: Variable) -> list[str]:
-        """Returns the nodes of the original step that write a variable before a node runs."""
-        writes = [name for name, effect in self.effects.items() if variable.handle in effect.writes and name != node]
-        for name in writes:
-            if name not in self._after:
-                self._after[name] = reach([name], self.step.graph_index.consumers.__getitem__)
-        return sorted(name for name in writes if node in self._after[name])
 
     def sliced_from(self, name: str) -> str:
         """Returns the tensor that a slice or a piece is part of, or the tensor itself."""
