@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import tensorflow as tf
 
 from autodist.capture.trace_changes import SCOPE, TraceChanges, Wanted
-from autodist.graph.batch_statistics import NodeInput, Statistic, find_statistics
+from autodist.graph.batch_statistics import BatchSearch, NodeInput, Statistic, find_statistics
 from autodist.graph.compared_examples import Rows, find_compared
 from autodist.graph.cotangent_statistics import find_in_cotangents
 from autodist.graph.flows import flows_of
@@ -121,20 +121,20 @@ class _Needed:
         if self.batch is None:
             return
 
-        is_left = functools.partial(is_layers, made)
         flows = flows_of(step)
+        search = BatchSearch(step, flows, functools.partial(is_layers, made))
         self.read_again = frozenset(writes_read_again(step, flows))
         self.branches = frozenset(branches_read_again(step, flows))
-        behind = find_behind(self.read_again, step, flows, is_left)
-        self.statistics = behind or find_statistics(step, flows, is_left)
+        behind = find_behind(self.read_again, search)
+        self.statistics = behind or find_statistics(search)
         if self.statistics is None:
             gradients = [gradient.tensors[-1] for gradient in step.gradients]
             is_custom = functools.partial(is_of_custom_gradient, made)
-            found = find_in_cotangents(step, flows, gradients, is_left, is_custom)
+            found = find_in_cotangents(search, gradients, is_custom)
             self.statistics = found.wanted or None
             self.left = [line_of(made[node]) or node for node in found.left]
         elif not self.statistics:
-            self.statistics = find_compared(step, flows, is_left)
+            self.statistics = find_compared(search)
 
 
 def is_layers(made: Mapping[str, tf.Operation], node: str) -> bool:

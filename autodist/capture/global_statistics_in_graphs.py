@@ -27,7 +27,7 @@ from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
 from autodist.capture.session_resources import GETS
 from autodist.capture.trace_changes import SCOPE, global_statistic
-from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
+from autodist.graph.batch_statistics import BatchSearch, NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.cotangent_statistics import InCotangents, find_in_cotangents
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
@@ -156,7 +156,8 @@ class _Forward:
     def statistics(self) -> Statistics | None:
         """Returns the sums and means to compute over the whole batch, as `find_statistics`."""
         is_left = functools.partial(is_layers, {op.name: op for op in self.graph.get_operations()})
-        return find_statistics(self.step, flows_of(self.step), is_left, [len(self.step.gradient_calls) - 1])
+        search = BatchSearch(self.step, flows_of(self.step), is_left)
+        return find_statistics(search, [len(self.step.gradient_calls) - 1])
 
     def batch_of(self, value: tf.Tensor) -> tuple[tf.Tensor, int]:
         """Returns a batch that a value is computed from, and the axis of its examples."""
@@ -181,8 +182,8 @@ def warn_replica_statistics(step: CapturedStep, graph: tf.Graph, seeds: Collecti
     """
     made = {op.name: op for op in graph.get_operations()}
     calls = [k for k, call in enumerate(step.gradient_calls) if call.seed in seeds]
-    flows, is_left = flows_of(step), functools.partial(is_layers, made)
-    left = find_statistics(step, flows, is_left, calls)
+    search = BatchSearch(step, flows_of(step), functools.partial(is_layers, made))
+    left = find_statistics(search, calls)
 
     def lines(places: Iterable[NodeInput]) -> str:
         return ", ".join(dict.fromkeys(line_of(made[place.node]) or place.node for place in _in_order(places)))
@@ -196,7 +197,7 @@ def warn_replica_statistics(step: CapturedStep, graph: tf.Graph, seeds: Collecti
             lines(left), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
     is_custom = functools.partial(is_of_custom_gradient, made)
-    found = find_in_cotangents(step, flows, step.outputs, is_left, is_custom) if left is None else InCotangents({})
+    found = find_in_cotangents(search, step.outputs, is_custom) if left is None else InCotangents({})
     if scales := (*found.wanted, *(NodeInput(node, 0) for node in found.left)):
         log.warning(
             "gradients are combined with sums, means or other values of the batch (%s), as a tf.custom_gradient may, "

@@ -6,13 +6,13 @@ which they gather: each then has the loss of one device, and the gradients of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import tensorflow as tf
 
-from autodist.graph.batch_statistics import NodeInput, Statistic, can_be_whole, find_unknown
+from autodist.graph.batch_statistics import BatchSearch, NodeInput, Statistic, can_be_whole, find_unknown
 from autodist.graph.branch_effects import nodes_in_branches
 from autodist.graph.editor import NodeDef
 from autodist.graph.functions import functions_by_name
@@ -20,9 +20,8 @@ from autodist.graph.names import node_of, tensor
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.seeds import reduced_calls
-from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
-from autodist.layout import Mean, PerExample, Propagation, Replicated, Sum
+from autodist.layout import Mean, PerExample, Replicated, Sum
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,11 @@ class Rows:
     axis: int
 
 
-def find_compared(
-    step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool]
-) -> Mapping[NodeInput, Statistic | Rows]:
+def find_compared(search: BatchSearch) -> Mapping[NodeInput, Statistic | Rows]:
     """Returns what the parts of a step that compare examples read of the batch.
 
     A part begins with the nodes of a loss that make its dependence on the batch unknown. It has all nodes that read its
     results, except those of gradients, and those before it whose values belong to neither examples nor the whole batch.
-
-    Args:
-        step: the step.
-        flows: the dependence of its tensors on the batch.
-        is_left: returns True for a node that must see the examples of its replica alone.
 
     Returns:
         For each input of a node of a part that comes from outside, the rows to gather, or the sum or mean to reduce.
@@ -57,14 +49,12 @@ def find_compared(
         `tf.custom_gradient` has an input of the step itself as an argument, which keeps its rows (`tf.identity` of the
         input does not).
     """
-    return rows_behind(step, flows, is_left, find_unknown(step, flows))
+    return rows_behind(search, find_unknown(search))
 
 
-def rows_behind(
-    step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool], nodes: Iterable[str]
-) -> Mapping[NodeInput, Statistic | Rows]:
+def rows_behind(search: BatchSearch, nodes: Iterable[str]) -> Mapping[NodeInput, Statistic | Rows]:
     """Returns the rows, sums and means that the parts beginning with `nodes` read; empty as for `find_compared`."""
-    part, front = _Part(step, flows, is_left), list(nodes)
+    part, front = _Part(search), list(nodes)
     while front:
         node = front.pop()
         if node in part.nodes:
@@ -91,17 +81,17 @@ class _Part:
         nodes: their nodes.
     """
 
-    def __init__(self, step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool]) -> None:
-        self._step, self._flows, self._is_left = step, flows, is_left
+    def __init__(self, search: BatchSearch) -> None:
+        self._search, self._step = search, search.step
         self.nodes: set[str] = set()
 
     def can_have(self, node: str) -> bool:
         """Returns True if all replicas can compute the same value of a node."""
         op = self._step.graph_index.nodes[node].op
         is_known = is_stateless(op) or op in _EFFECTS or self._is_assertion(self._step.graph_index.nodes[node])
-        if self._is_left(node) or draws_numbers(op) or not is_known or tensor(node) in self._step.inputs:
+        if self._search.is_left(node) or draws_numbers(op) or not is_known or tensor(node) in self._step.inputs:
             return False
-        return not any(self._is_of_layer(name) for name in self._step.graph_index.inputs(node))
+        return not any(self._is_of_layer(name) for name in self._search.inputs(node))
 
     def neighbours(self, node: str) -> Sequence[str]:
         """Returns the nodes that belong to a part because `node` does.
@@ -112,7 +102,7 @@ class _Part:
         is_cut = self._is_custom_gradient(node)
         before = [
             node_of(name)
-            for name in self._step.graph_index.inputs(node)
+            for name in self._search.inputs(node)
             if (kind := self._outside(name)) is None or (is_cut and not isinstance(kind, Replicated))
         ]
         return [*before, *(reader for reader in self._step.graph_index.readers(node) if reader in self._forward)]
@@ -122,7 +112,7 @@ class _Part:
         """The rows, sums and means that the nodes read from outside."""
         result: dict[NodeInput, Statistic | Rows] = {}
         for node in self.nodes:
-            for k, name in enumerate(self._step.graph_index.inputs(node)):
+            for k, name in enumerate(self._search.inputs(node)):
                 outside = self._outside(name)
                 if node_of(name) not in self.nodes and isinstance(outside, Rows | Sum | Mean):
                     result[NodeInput(node, k)] = outside
@@ -130,7 +120,7 @@ class _Part:
 
     def _outside(self, name: str) -> Replicated | Rows | Statistic | None:
         """Returns how a tensor is read from outside; None if its node has to belong to the part."""
-        kind = self._flows.kind(name)
+        kind = self._search.kind(name)
         match kind:
             case Replicated():
                 return kind
@@ -153,7 +143,7 @@ class _Part:
 
     def _is_of_layer(self, name: str) -> bool:
         """Returns True for a value, other than a scalar or a shape, that is computed from trained variables alone."""
-        is_shared = isinstance(self._flows.kind(name), Replicated) and node_of(name) in self._of_variables
+        is_shared = isinstance(self._search.kind(name), Replicated) and node_of(name) in self._of_variables
         spec = self._step.spec_of(name)
         return is_shared and not spec.dtype.is_integer and spec.shape.num_elements() != 1
 

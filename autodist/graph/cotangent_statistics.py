@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from autodist.graph.batch_statistics import (
+    BatchSearch,
     NodeInput,
     Statistic,
-    can_be_whole,
     differentiated_parts,
     first_unknown,
     is_mixed,
-    met_behind,
+    met_at,
     met_mixing,
 )
 from autodist.graph.compared_examples import Rows, rows_behind
@@ -25,7 +25,7 @@ from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
-from autodist.layout import Mean, PerExample, Propagation, Sum, Unknown
+from autodist.layout import PerExample, Unknown
 from autodist.layout.linearity import Linearity, find_linearity
 
 _OF_SHAPES = having(Trait.OF_SHAPES)
@@ -44,55 +44,46 @@ class InCotangents:
     left: tuple[str, ...] = ()
 
 
-def find_in_cotangents(
-    step: CapturedStep,
-    flows: Propagation,
-    gradients: Iterable[str],
-    is_left: Callable[[str], bool],
-    is_custom: Callable[[str], bool],
-) -> InCotangents:
+def find_in_cotangents(search: BatchSearch, gradients: Iterable[str], is_custom: Callable[[str], bool]) -> InCotangents:
     """Returns the sums and means of the batch that only the backward pass uses, and rows for other values of it.
 
     The result is empty if examples see one another before a loss, as in layers of batch normalisation: the backward
     pass combines them there, too.
 
     Args:
-        step: the step.
-        flows: the dependence of its tensors on the batch.
+        search: the step.
         gradients: the tensors of the gradients.
-        is_left: returns True for a node that must see the examples of its replica alone.
         is_custom: returns True for a node of the backward pass that a `tf.custom_gradient` has made.
     """
-    gradients, calls = list(gradients), range(len(step.gradient_calls))
-    if any(is_mixed(flows.kind(name)) for name in differentiated_parts(step, flows, calls)):
+    step, gradients = search.step, list(gradients)
+    if any(is_mixed(search.kind(name)) for name in differentiated_parts(search, range(len(step.gradient_calls)))):
         return InCotangents({})
-    mixing = met_mixing(step, flows, gradients, is_left)
-    unknown = [name for name in gradients if isinstance(flows.kind(name), Unknown)]
+    mixing, unknown = met_mixing(search, gradients), search.unknown(gradients)
     if not mixing and not unknown and not _has_custom(step):
         return InCotangents({})
     is_custom = functools.cache(is_custom)  # it reads a traceback
     seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls])
     before = step.graph_index.data.__getitem__
-    backward = _Backward(step, flows, is_custom, seen, reach(map(node_of, unknown), before))
+    backward = _Backward(search, is_custom, seen, reach(map(node_of, unknown), before))
     result: dict[NodeInput, Statistic | Rows] = {
         place: one
         for place, one in mixing.items()
-        if is_custom(place.node) or not seen.depends(step.graph_index.inputs(place.node)[place.index])
+        if is_custom(place.node) or not seen.depends(search.inputs(place.node)[place.index])
     }
     numbers: dict[NodeInput, Statistic | Rows] = {}
     left: dict[str, list[str]] = {}
     for node in reach(map(node_of, gradients), before):
-        if not backward.combines(node) or is_left(node):
+        if not backward.combines(node) or search.is_left(node):
             continue
         for place, name in backward.factors(node):
-            met, is_unknown = _met_at(step, flows, place, name, is_left), isinstance(flows.kind(name), Unknown)
+            met, is_unknown = met_at(search, place, name), isinstance(search.kind(name), Unknown)
             (numbers if is_unknown and _is_number(step, name) else result).update(met)
             if is_unknown and not met and _has_no_rows(step, name):
-                left.setdefault(node, []).extend(first_unknown(step, flows, [name]))
+                left.setdefault(node, []).extend(first_unknown(search, [name]))
     # Lengths stay those of a replica, unless a number is computed from them: the gradient of a gather in batches
     # numbers its rows.
-    result = {at: one for at, one in result.items() if not _is_length(step, step.graph_index.inputs(at.node)[at.index])}
-    rows = {node: rows_behind(step, flows, is_left, nodes) for node, nodes in left.items()}
+    result = {at: one for at, one in result.items() if not _is_length(step, search.inputs(at.node)[at.index])}
+    rows = {node: rows_behind(search, nodes) for node, nodes in left.items()}
     gathered = {place: one for found in rows.values() for place, one in found.items()}
     return InCotangents(
         {**result, **numbers, **gathered},
@@ -100,61 +91,44 @@ def find_in_cotangents(
     )
 
 
-def _met_at(
-    step: CapturedStep, flows: Propagation, place: NodeInput, name: str, is_left: Callable[[str], bool]
-) -> Mapping[NodeInput, Statistic]:
-    """Returns the sum or mean of the batch that an input reads, or the sums and means that make it unknown."""
-    kind = flows.kind(name)
-    if isinstance(kind, Sum | Mean) and can_be_whole(step, name, kind):
-        return {place: kind}
-    return met_behind(step, flows, [name], is_left) if isinstance(kind, Unknown) else {}
-
-
 class _Backward:
     """The nodes of the backward pass.
 
     Args:
-        step: the step.
-        flows: the dependence of its tensors on the batch.
+        search: the step.
         is_custom: as for `find_in_cotangents`.
         seen: the tensors that depend on the cotangents of the losses.
         unknown: the nodes before the gradients that are not known to be sums over the examples.
     """
 
     def __init__(
-        self,
-        step: CapturedStep,
-        flows: Propagation,
-        is_custom: Callable[[str], bool],
-        seen: Linearity,
-        unknown: Collection[str],
+        self, search: BatchSearch, is_custom: Callable[[str], bool], seen: Linearity, unknown: Collection[str]
     ) -> None:
-        self._step, self._flows, self._is_custom, self._seen = step, flows, is_custom, seen
-        self._unknown = unknown
+        self._search, self._is_custom, self._seen, self._unknown = search, is_custom, seen, unknown
         self._spread: dict[str, bool] = {}
 
     def combines(self, node: str) -> bool:
         """Returns True for a node that combines cotangents with a value of the batch that their loss does not have."""
-        cotangents = [name for name in self._step.graph_index.inputs(node) if self._seen.depends(name)]
+        cotangents = [name for name in self._search.inputs(node) if self._seen.depends(name)]
         if not cotangents or not self.factors(node):
             return False
-        if all(isinstance(self._flows.kind(name), PerExample) for name in cotangents):
-            return node in self._unknown and isinstance(self._flows.kind(tensor(node)), Unknown)
+        if all(isinstance(self._search.kind(name), PerExample) for name in cotangents):
+            return node in self._unknown and isinstance(self._search.kind(tensor(node)), Unknown)
         return self._is_custom(node) and not self._is_spread(node)
 
     def factors(self, node: str) -> list[tuple[NodeInput, str]]:
         """Returns the inputs of a node that do not depend on cotangents."""
-        inputs = enumerate(self._step.graph_index.inputs(node))
+        inputs = enumerate(self._search.inputs(node))
         return [(NodeInput(node, k), name) for k, name in inputs if not self._seen.depends(name)]
 
     def _is_spread(self, node: str) -> bool:
         """Returns True if the function of a node makes rows of a mean's cotangent: that of a mean divides them."""
         if node not in self._spread:
-            index = self._step.graph_index
+            index = self._search.step.graph_index
             function = reach(
                 [node], lambda name: filter(self._is_made, (*index.readers(name), *map(node_of, index.data[name])))
             )
-            read = [name for one in function for name in self._step.graph_index.inputs(one) if self._seen.depends(name)]
+            read = [name for one in function for name in self._search.inputs(one) if self._seen.depends(name)]
             given = [self._rank(name) for name in read if node_of(name) not in function]
             is_spread = max(self._rank(tensor(one)) for one in function) > min(given, default=0)
             self._spread.update(dict.fromkeys(function if self._is_made(node) else [node], is_spread))
@@ -165,7 +139,7 @@ class _Backward:
         return self._seen.depends(tensor(node)) and self._is_custom(node)
 
     def _rank(self, name: str) -> int:
-        return self._step.spec_of(name).shape.rank or 0
+        return self._search.step.spec_of(name).shape.rank or 0
 
 
 def _has_custom(step: CapturedStep) -> bool:

@@ -6,16 +6,9 @@ replica needs the contributions of the others before it can continue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from autodist.graph.batch_statistics import (
-    NodeInput,
-    Statistic,
-    Statistics,
-    can_be_whole,
-    met_behind,
-    met_mixing,
-)
+from autodist.graph.batch_statistics import BatchSearch, NodeInput, Statistic, Statistics, met_at, met_mixing
 from autodist.graph.branch_effects import first_effect
 from autodist.graph.effects import NO_EFFECT, READS
 from autodist.graph.functions import functions_by_name
@@ -25,32 +18,25 @@ from autodist.graph.ops import Trait, assigns
 from autodist.graph.seeds import live_calls, reduced_calls
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
-from autodist.layout import Mean, Propagation, Replicated, Sum, Unknown
+from autodist.layout import Propagation, Replicated
 
 
-def find_behind(
-    writes: Iterable[str], step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool]
-) -> Statistics:
+def find_behind(writes: Iterable[str], search: BatchSearch) -> Statistics:
     """Returns the sums and means that are read again, by input.
 
     The input is that of the write, or of an earlier node if several values are written.
 
     Args:
         writes: the result of `writes_read_again`.
-        step: the step.
-        flows: dependence of its tensors on the batch.
-        is_left: returns True for a node of a layer that is specified to see its replica's examples only.
+        search: the step.
     """
     result: dict[NodeInput, Statistic] = {}
     for write in writes:
-        value = step.graph_index.inputs(write)[1]
-        kind = flows.kind(value)
-        if is_left(write):
+        if search.is_left(write):
             continue
-        if isinstance(kind, Unknown):
-            result |= met_behind(step, flows, [value], is_left)
-        elif isinstance(kind, Sum | Mean) and can_be_whole(step, value, kind):
-            result |= {NodeInput(write, 1): kind} | met_mixing(step, flows, [value], is_left)
+        place, value = NodeInput(write, 1), search.inputs(write)[1]
+        met = met_at(search, place, value)
+        result |= met | met_mixing(search, [value]) if place in met else met
     return result
 
 
