@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_renamed, is_control, node_of, tensor
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 
@@ -49,12 +49,5 @@ def recompute(
         follows = any(node_of(i) in late for i in inputs)
         editor.set_inputs(copy, inputs if follows else [*inputs, *(f"^{gate}" for gate in gates)])
     for reader in readers:
-        editor.set_inputs(reader, [_in_copies(i, copies) for i in editor[reader].input])
+        editor.set_inputs(reader, data_renamed(editor[reader].input, copies))
     return {copy: name for name, copy in copies.items()}
-
-
-def _in_copies(spelling: str, copies: Mapping[str, str]) -> str:
-    source = node_of(spelling)
-    if is_control(spelling) or source not in copies:
-        return spelling
-    return copies[source] + spelling[len(source) :]

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.index import GraphIndex, copy_without
-from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.names import as_input, is_control, node_of, renamed, tensor
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 GraphDef: TypeAlias = tf.compat.v1.GraphDef
@@ -174,12 +174,17 @@ class GraphEditor:
         Returns:
             Maps each name to the name of its copy.
         """
-        renamed = {name: prefix + name + suffix for name in names}
+        copies = {name: prefix + name + suffix for name in names}
+
+        def in_clone(spelling: str) -> str:
+            if outside is None or node_of(spelling) in copies:
+                return renamed(spelling, copies)
+            return outside(spelling)
+
         for name in names:
             node = self[name]
-            inputs = [self._in_clone(i, renamed, outside) for i in node.input]
-            _rename_attributes(self.add_copy(node, renamed[name], inputs), prefix, renamed)
-        return renamed
+            _rename_attributes(self.add_copy(node, copies[name], map(in_clone, node.input)), prefix, copies)
+        return copies
 
     def prune(self, roots: Iterable[str]) -> list[str]:
         """Removes the nodes that no root needs, by data or control; returns their names."""
@@ -248,20 +253,13 @@ class GraphEditor:
             for i in inputs:
                 self._consumer_index.get(node_of(i), set()).discard(name)
 
-    @staticmethod
-    def _in_clone(spelling: str, renamed: Mapping[str, str], outside: Callable[[str], str] | None) -> str:
-        source = node_of(spelling)
-        if source in renamed:
-            return spelling.replace(source, renamed[source], 1)
-        return outside(spelling) if outside else spelling
 
-
-def _rename_attributes(node: NodeDef, prefix: str, renamed: Mapping[str, str]) -> None:
+def _rename_attributes(node: NodeDef, prefix: str, copies: Mapping[str, str]) -> None:
     if "_class" in node.attr:
         remaining = []
         for value in node.attr["_class"].list.s:
             target = value.removeprefix(b"loc:@").decode()
-            remaining.append(b"loc:@" + renamed.get(target, target).encode() if value.startswith(b"loc:@") else value)
+            remaining.append(b"loc:@" + copies.get(target, target).encode() if value.startswith(b"loc:@") else value)
         node.attr["_class"].list.s[:] = remaining
     if "frame_name" in node.attr:
         node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s

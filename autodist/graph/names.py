@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
@@ -34,6 +35,21 @@ def tensor(spelling: str) -> str:
     ('a:0', 'a:1')
     """
     return spelling if ":" in spelling else spelling + ":0"
+
+
+def renamed(spelling: str, names: Mapping[str, str]) -> str:
+    """Returns an input or a tensor with the name of its node replaced, if `names` maps it.
+
+    >>> renamed("a:1", {"a": "b"}), renamed("^a", {"a": "b"}), renamed("c", {"a": "b"})
+    ('b:1', '^b', 'c')
+    """
+    name = node_of(spelling)
+    return spelling.replace(name, names[name], 1) if name in names else spelling
+
+
+def data_renamed(inputs: Iterable[str], names: Mapping[str, str]) -> list[str]:
+    """Returns the inputs of a node, `renamed` except for control inputs."""
+    return [spelling if is_control(spelling) else renamed(spelling, names) for spelling in inputs]
 
 
 def data_inputs(node: tf.compat.v1.NodeDef) -> list[str]:

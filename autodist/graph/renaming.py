@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import renamed, tensor
 from autodist.graph.step import CapturedStep
 
 _COLOCATED = b"loc:@"
@@ -36,9 +36,7 @@ class Renaming:
 
     def tensor(self, name: str) -> str:
         """Returns the chief's name of a tensor or of an input of a node."""
-        if is_control(name):
-            return f"^{self.node(node_of(name))}"
-        return self.node(node_of(name)) + name.removeprefix(node_of(name))
+        return renamed(name, self.nodes)
 
     def step(self, step: CapturedStep) -> CapturedStep:
         """Returns a captured step under the chief's names."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from autodist.graph.control_flow import find_maybe_dead
 from autodist.graph.find_stages import find_stages, nodes_for
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import data_renamed, node_of
 from autodist.graph.op_types import types_of_outputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.parameter_uses import ParameterUses
@@ -298,7 +298,7 @@ class _Gathers:
             }
         )
         for name in readers:
-            self._editor.set_inputs(name, [_in_copies(i, copies) for i in self._editor[name].input])
+            self._editor.set_inputs(name, data_renamed(self._editor[name].input, copies))
         for one in self._recomputations:  # until `recompute-blocks`, nothing else may need what its copies will read
             needed_later = [copies[source] for source in self._parameters_of(one) if source in copies]
             for name in one.readers:
@@ -319,10 +319,3 @@ class _Gathers:
         for name, effect in self._stages.effects.items():
             for handle in sorted(effect.writes & by_handle.keys()):
                 self._editor.add_control(name, by_handle[handle])
-
-
-def _in_copies(spelling: str, copies: Mapping[str, str]) -> str:
-    source = node_of(spelling)
-    if is_control(spelling) or source not in copies:
-        return spelling
-    return copies[source] + spelling[len(source) :]

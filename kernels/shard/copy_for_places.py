@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from autodist.errors import RewriteError
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import as_input, is_control, node_of, output_index, tensor
+from autodist.graph.names import as_input, is_control, node_of, renamed, tensor
 from autodist.graph.op_types import is_stateless, types_of_outputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable, VariableGradient
@@ -140,8 +140,7 @@ class _Copying:
 
     def _input(self, spelling: str, coordinate: int) -> str:
         """Returns the data input of a node's copy for a coordinate."""
-        copies, source = self.copies[coordinate], node_of(spelling)
-        return as_input(f"{copies[source]}:{output_index(spelling)}") if source in copies else as_input(spelling)
+        return as_input(renamed(spelling, self.copies[coordinate]))
 
     def _control(self, node: NodeDef, coordinates: Sequence[int]) -> list[str]:
         """Returns the control inputs of a node's copy for some coordinates."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import as_input, is_control, node_of, output_index, tensor
+from autodist.graph.names import as_input, data_renamed, is_control, node_of, output_index, renamed, tensor
 from autodist.graph.op_types import types_of_outputs
 from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
@@ -83,20 +83,20 @@ class _Split:
         """Ensures that no other reader uses the nodes that lead to an operand."""
         leading = self._constants.leading_to(self._step, node_of(name))
         prefix = f"autodist/split_constants/{reader}/{position}/"
-        renamed = {one: prefix + one for one in leading if one in self._taken}
+        copies = {one: prefix + one for one in leading if one in self._taken}
         for one in reversed(leading):
             node = self._step.graph_index.nodes[one]
-            inputs = [_renamed(i, renamed) for i in node.input]
-            if one in renamed:
-                self._copy(node, renamed[one], inputs)
+            inputs = data_renamed(node.input, copies)
+            if one in copies:
+                self._copy(node, copies[one], inputs)
             elif inputs != list(node.input):
                 self._editor.set_inputs(one, inputs)
-        if node_of(name) in renamed:
-            self._read(reader, position, _renamed(as_input(name), renamed))
+        if node_of(name) in copies:
+            self._read(reader, position, renamed(as_input(name), copies))
         self._taken.update(leading)
         for region, body in self._bodies.items():
             if reader in self._annotations.regions[region].body:
-                body.update(renamed.get(one, one) for one in leading)
+                body.update(copies.get(one, one) for one in leading)
 
     def _copy(self, node: NodeDef, name: str, inputs: Iterable[str]) -> None:
         copy = self._editor.add_copy(node, name, inputs)
@@ -159,14 +159,6 @@ class _Split:
         if copies:
             return self._editor.to_step(annotations=made)
         return self._step if made == given else replace(self._step, annotations=made)
-
-
-def _renamed(spelling: str, renamed: Mapping[str, str]) -> str:
-    """Returns an input with the name of the copy of its node; a control input stays."""
-    source = node_of(spelling)
-    if is_control(spelling) or source not in renamed:
-        return spelling
-    return as_input(f"{renamed[source]}:{output_index(spelling)}")
 
 
 def _of_copies(named: Mapping[str, T], copies: Mapping[str, str]) -> dict[str, T]:
