@@ -17,7 +17,7 @@ from autodist.graph.branch_effects import nodes_in_branches
 from autodist.graph.editor import NodeDef
 from autodist.graph.functions import functions_by_name
 from autodist.graph.names import node_of, tensor
-from autodist.graph.op_types import is_stateless
+from autodist.graph.op_types import is_function_of_inputs, is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.seeds import reduced_calls
 from autodist.graph.walks import reach
@@ -137,7 +137,7 @@ class _Part:
     def _is_assertion(self, node: NodeDef) -> bool:
         """Returns True for a conditional that only prints something or stops the step, as `tf.debugging` makes them."""
         return node.op == "If" and all(
-            inner.op == "If" or inner.op in _PRINTS or (is_stateless(inner.op) and not draws_numbers(inner.op))
+            inner.op == "If" or inner.op in _PRINTS or is_function_of_inputs(inner.op)
             for inner in nodes_in_branches(node, self._functions)
         )
 

@@ -8,6 +8,7 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.ops import Trait, having
 from autodist.graph.walks import reach
 
+V1_CONTROL_FLOW = having(Trait.ENTER | Trait.SWITCH | Trait.MERGE | Trait.BACK | Trait.EXIT)
 _MERGES, _BACK, _EXITS = map(having, (Trait.MERGE, Trait.BACK, Trait.EXIT))
 
 

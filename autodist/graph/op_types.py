@@ -10,6 +10,7 @@ from tensorflow.python.framework import op_def_registry  # the only API that ret
 
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of, output_index
+from autodist.graph.ops import draws_numbers
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
@@ -21,6 +22,11 @@ def is_stateless(op: str) -> bool:
     """Returns True if an op is known and, according to TensorFlow, stateless: its outputs are its only effect."""
     definition = op_def_registry.get(op)
     return definition is not None and not definition.is_stateful
+
+
+def is_function_of_inputs(op: str) -> bool:
+    """Returns True if equal inputs of an op give equal outputs: it is stateless and draws no numbers."""
+    return is_stateless(op) and not draws_numbers(op)
 
 
 def is_in_batches(node: NodeDef) -> bool:

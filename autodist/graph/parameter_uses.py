@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from autodist.graph.control_flow import V1_CONTROL_FLOW
 from autodist.graph.index import GraphIndex
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
 
 _CONSTANT = having(Trait.SOURCE) - having(Trait.FED)
-_ONE_VALUE_AMONG_SEVERAL = having(Trait.ENTER | Trait.SWITCH | Trait.MERGE | Trait.BACK | Trait.EXIT)
 
 
 class ParameterUses:
@@ -55,7 +55,7 @@ class ParameterUses:
 def _is_derived(graph_index: GraphIndex, name: str, derived: Mapping[str, object]) -> bool:
     op = graph_index.nodes[name].op
     return (
-        op not in _ONE_VALUE_AMONG_SEVERAL
+        op not in V1_CONTROL_FLOW
         and is_stateless(op)
         and all(
             source in derived or graph_index.nodes[source].op in _CONSTANT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.control_flow import find_inside
+from autodist.graph.control_flow import V1_CONTROL_FLOW, find_inside
 from autodist.graph.index import GraphIndex
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
@@ -17,7 +17,6 @@ RESHARD = "_autodist_reshard"
 """Attribute of a node that stands for a transfer between the devices of a mesh, which must not run twice."""
 
 _COPY = "-recomputed"
-_ONE_VALUE_AMONG_SEVERAL = having(Trait.ENTER | Trait.SWITCH | Trait.MERGE | Trait.BACK | Trait.EXIT)
 _OF_LENGTHS_ALONE = having(Trait.BY_SHAPES) & having(Trait.OF_SHAPES)
 """Ops whose results are a few numbers, which are not worth recomputing."""
 _BY_SHAPES = having(Trait.BY_SHAPES)
@@ -89,10 +88,7 @@ def may_repeat(graph_index: GraphIndex, name: str) -> bool:
     node = graph_index.nodes[name]
     op = node.op
     return (
-        RESHARD not in node.attr
-        and op not in _ONE_VALUE_AMONG_SEVERAL
-        and name not in graph_index.effects
-        and is_stateless(op)
+        RESHARD not in node.attr and op not in V1_CONTROL_FLOW and name not in graph_index.effects and is_stateless(op)
     )
 
 
@@ -221,5 +217,5 @@ class _Search:
         """Returns True if a node computes from the batch, and running it twice would change the step."""
         node = self.graph_index.nodes[name]
         op = node.op
-        is_kept = RESHARD in node.attr or op in _ONE_VALUE_AMONG_SEVERAL or not is_stateless(op)
+        is_kept = RESHARD in node.attr or op in V1_CONTROL_FLOW or not is_stateless(op)
         return is_kept and name not in self.graph_index.effects

@@ -34,18 +34,9 @@ def call(ctx: OpContext) -> list[Fact]:
     return ctx.scope.call(ctx, ctx.node.attr["f"].func.name, ctx.facts, ctx.inputs)
 
 
-def if_(ctx: OpContext) -> list[Fact]:
-    """If: the common layout of both branches; the condition must be replicated for an exact result."""
-    return _branches(ctx, branches_of(ctx.node))
-
-
-def case(ctx: OpContext) -> list[Fact]:
-    """Case: like If, with many branches."""
-    return _branches(ctx, branches_of(ctx.node))
-
-
-def _branches(ctx: OpContext, names: list[str]) -> list[Fact]:
-    results = [ctx.scope.call(ctx, name, ctx.facts[1:], ctx.inputs[1:]) for name in names]
+def branch(ctx: OpContext) -> list[Fact]:
+    """If and Case: the common layout of all branches; the condition must be replicated for an exact result."""
+    results = [ctx.scope.call(ctx, name, ctx.facts[1:], ctx.inputs[1:]) for name in branches_of(ctx.node)]
     joined = [_merge_branches(ctx, list(facts), output) for output, facts in enumerate(zip(*results, strict=True))]
     return joined if form_of(ctx.facts[0]) == REPLICATED else [_branch_per_shard(ctx, fact) for fact in joined]
 
@@ -192,7 +183,6 @@ def _carried(ctx: OpContext, old: Fact, new: Fact, index: int) -> Fact:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(having(Trait.CALL), call),
-    **dict.fromkeys(["If", "StatelessIf"], if_),
-    **dict.fromkeys(["Case", "StatelessCase"], case),
+    **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], branch),
     **dict.fromkeys(having(Trait.LOOP), while_),
 }

@@ -12,8 +12,8 @@ import tensorflow as tf
 from autodist.graph.effects import PASSES
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
 from autodist.graph.names import data_inputs, node_of
-from autodist.graph.op_types import is_stateless
-from autodist.graph.ops import Trait, draws_numbers, having
+from autodist.graph.op_types import is_function_of_inputs, is_stateless
+from autodist.graph.ops import Trait, having
 from autodist.layout.bodies import DrawAt, Library, RowsOfDraw, leave
 from autodist.layout.example_loops import loop_value
 from autodist.layout.factors import EXAMPLES, NONE, Count, PartialSum, power, times
@@ -274,7 +274,7 @@ class Frame(GraphWalk[Fact]):
         in_loop = loop_value(ctx, is_stateless(node.op))
         if in_loop is not None:
             return in_loop
-        if node.op not in NOT_FOLDED and (rule is not None or _is_stateless(node.op)):
+        if node.op not in NOT_FOLDED and (rule is not None or is_function_of_inputs(node.op)):
             if all(fact is REPLICATED or fact == REPLICATED for fact in facts):
                 return REPLICATED
             if (made := common_noise(facts) or common_generator_state(facts)) is not None:
@@ -336,7 +336,3 @@ def _named(ctx: OpContext, fact: Fact) -> Fact:
 def _number_of_outputs(node: tf.compat.v1.NodeDef) -> int:
     """Returns the number of outputs of an op that calls functions: loops list their types in T, others in Tout."""
     return len(node.attr["Tout" if "Tout" in node.attr else "T"].list.type)
-
-
-def _is_stateless(op: str) -> bool:
-    return is_stateless(op) and not draws_numbers(op)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from autodist.graph.control_flow import V1_CONTROL_FLOW
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import data_inputs, node_of, tensor
-from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_outputs
-from autodist.graph.ops import Trait, draws_numbers, having, linear_operands
+from autodist.graph.op_types import RESOURCE, VARIANT, is_function_of_inputs, types_of_outputs
+from autodist.graph.ops import Trait, having, linear_operands
 from autodist.graph.step import CapturedStep
 
 _NEVER = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.BY_KEY | Trait.KEY | Trait.FED)
-_NEVER |= having(Trait.ENTER | Trait.SWITCH | Trait.MERGE | Trait.BACK | Trait.EXIT | Trait.STACK)
+_NEVER |= V1_CONTROL_FLOW | having(Trait.STACK)
 """Stateless ops that are no constants: they call functions, draw, are fed, or may run never or often."""
 
 _HANDLES = {RESOURCE, VARIANT}
@@ -51,11 +52,11 @@ class Constants:
             if node.op == "Const":
                 computed.add(name)
             elif data[name] and name not in marks and _preserves_constants(node, len(data[name])):
-                varying = [one for one in data_inputs(node) if node_of(one) not in computed]
-                if not varying:
+                changing = [one for one in data_inputs(node) if node_of(one) not in computed]
+                if not changing:
                     computed.add(name)
                 elif node.op in _BROADCASTS and not _is_scalar(step, tensor(name)):
-                    if all(_is_scalar(step, one) for one in varying):
+                    if all(_is_scalar(step, one) for one in changing):
                         broadcasts.add(name)
         whole = {name for name in computed if _is_kept_whole(step, name, max_bytes)}
         return cls(frozenset(computed), frozenset(broadcasts), frozenset(whole))
@@ -75,7 +76,7 @@ class Constants:
 
 def _preserves_constants(node: NodeDef, count: int) -> bool:
     """Returns True if the result of an op is a constant if all operands are; that of a contraction is not."""
-    if node.op in _NEVER or draws_numbers(node.op) or not is_stateless(node.op):
+    if node.op in _NEVER or not is_function_of_inputs(node.op):
         return False
     _, is_product = linear_operands(node.op, count) or ((), False)
     return (node.op in _ELEMENTWISE or not is_product) and not _HANDLES.intersection(types_of_outputs(node))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from autodist.graph.control_flow import V1_CONTROL_FLOW
 from autodist.graph.editor import NodeDef
 from autodist.graph.functions import branches_of
 from autodist.graph.names import data_inputs, node_of
@@ -17,7 +18,6 @@ from autodist.kernels.shard.scopes import Scope, Scopes
 _LOOPS, _BRANCHES, _CALLS = (having(trait) for trait in (Trait.LOOP, Trait.BRANCH, Trait.CALL))
 _READS, _ASSIGNMENTS = having(Trait.READ), having(Trait.ASSIGNMENT)
 _SWITCHES = having(Trait.SWITCH)
-_OLD_FLOW = having(Trait.ENTER | Trait.SWITCH | Trait.MERGE | Trait.BACK | Trait.EXIT)
 
 LIST = "a list of tensors"
 
@@ -74,7 +74,7 @@ class FlowTies:
                 tie = self._of_variable.get(scope.variable_of(node.input[0]))
                 if tie:
                     tie.targets.append(scope.named(node.name))
-            elif node.op not in _OLD_FLOW:
+            elif node.op not in V1_CONTROL_FLOW:
                 self._writes(scope, node)
         self._old_flow(scope)
 
@@ -147,7 +147,7 @@ class FlowTies:
                 name = leader[name]
             return name
 
-        flows = [node for node in scope.nodes.values() if node.op in _OLD_FLOW]
+        flows = [node for node in scope.nodes.values() if node.op in V1_CONTROL_FLOW]
         for node in flows:
             leader[node.name] = node.name
         for node in flows:

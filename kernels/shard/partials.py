@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autodist.graph.control_flow import V1_CONTROL_FLOW
 from autodist.graph.ops import Trait, having, linear_operands
 from autodist.kernels.shard.propagate import Axes
 from autodist.kernels.shard.transfers import State
@@ -12,8 +13,6 @@ from autodist.kernels.shard.transfers import State
 SMALL_BYTES = 64 << 10
 """A result of at most this many bytes stays partial also if that takes more bytes than to reduce its operands."""
 
-_IN_LOOPS = having(Trait.ENTER | Trait.SWITCH | Trait.MERGE | Trait.BACK | Trait.EXIT)
-"""TensorFlow 1 control flow: nothing is reduced inside a loop or a branch."""
 _QUOTIENTS = having(Trait.QUOTIENT | Trait.WHOLE_QUOTIENT)
 _MOVES = having(Trait.IDENTITY) | {"ConcatV2", "ExpandDims", "Pack", "Reshape", "Squeeze", "Transpose"}
 _MERGES = {"max": ("Any", "LogicalOr", "Max", "Maximum"), "min": ("All", "LogicalAnd", "Min", "Minimum")}
@@ -71,7 +70,7 @@ def passed_on(op: str, operands: Sequence[Operand], elements: int, item_bytes: i
     partial = [k for k, operand in enumerate(operands) if operand.partial]
     linear = linear_operands(op, len(operands))
     hows = {state.how for k in partial if (state := operands[k].state) is not None}
-    if not partial or len(hows) != 1 or op in _IN_LOOPS:
+    if not partial or len(hows) != 1 or op in V1_CONTROL_FLOW:  # nothing is reduced inside one
         return None
     [how] = hows
     if how in _MERGES:

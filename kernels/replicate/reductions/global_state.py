@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.parts import Aggregation, PendingReductionKind
+from autodist.graph.parts import Aggregation
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.replica_dependent import find_late_reads
@@ -258,14 +258,9 @@ class GlobalState:
         statistic = self._statistic(captured)
         found = self._behind(captured) if not isinstance(kind, Joined) else None
         if found is None and statistic is not None:
-            return self._statistics.make(name, statistic, self._reduce_state)
+            return self._statistics.make(name, statistic, self._reducer.reduce_value)
         if isinstance(kind, Joined):
-            return self._reduce_state(name, captured, kind)
+            return self._reducer.reduce_value(name, captured, kind)
         assert found is not None, "see `unknown`"
         wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(found.wholes)}
         return make_again(self._reducer.editor, name, captured, found, wholes)
-
-    def _reduce_state(
-        self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
-    ) -> str:
-        return self._reducer.reduce_value(name, PendingReductionKind.STATE, captured, kind, copies, depth)

@@ -246,4 +246,4 @@ class GradientReductions:
         )
 
     def _join(self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0) -> str:
-        return self._reducer.reduce_value(label, PendingReductionKind.BOUNDARY, name, kind, copies, depth)
+        return self._reducer.reduce_value(label, name, kind, copies, depth, PendingReductionKind.BOUNDARY)

@@ -46,7 +46,7 @@ class InStepAllReduces:
         """Returns the sum, as a tensor for each local replica."""
         reducer, name, captured = self._reducer, f"in_step_all_reduce/{request.node}", self._operand(request)
         if is_of_all:
-            whole = reducer.reduce_value(name, PendingReductionKind.WHOLE, captured, Sum(), depth=depth)
+            whole = reducer.reduce_value(name, captured, Sum(), depth=depth, purpose=PendingReductionKind.WHOLE)
         else:
             whole = reducer.reduce_locally(name, captured, Sum())
         if request.of is None and not self._cotangents.depends(tensor(request.node)):

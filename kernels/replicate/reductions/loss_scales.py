@@ -12,7 +12,7 @@ from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.parts import GradientCall, PendingReductionKind
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
-from autodist.kernels.replicate.reductions.reducer import Reducer
+from autodist.kernels.replicate.reductions.reducer import LocalPart, Reducer
 from autodist.kernels.sums import ordered_sum
 from autodist.layout import Elements, Examples, Scalar, Total, Weight
 from autodist.layout.linearity import Linearity, find_linearity
@@ -120,7 +120,7 @@ class LossScales:
                 local_total = tf.identity(f.input(local, EXACT, []))
                 result = tf.identity(local_total)
             self._wholes[weight] = reducer.noted(
-                f, name, PendingReductionKind.LOSS, local_total, None, result, self._level(weight)
+                f, name, PendingReductionKind.LOSS, LocalPart(local_total), result, self._level(weight)
             )
         return self._wholes[weight]
 

@@ -222,14 +222,9 @@ class OutputReductions:
 
     def _reduced(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
         """Reduces a mean, sum or similar over the local replicas, or over those of all workers."""
-        reduce = self._reduce_over_all if is_of_all else self._reduce_locally
+        reduce = self._reducer.reduce_value if is_of_all else self._reduce_locally
         statistic = None if self._whole.is_of_written(name) else self._statistics.find(name)
         return reduce(label, name, kind) if statistic is None else self._statistics.make(label, statistic, reduce)
-
-    def _reduce_over_all(
-        self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
-    ) -> str:
-        return self._reducer.reduce_value(label, PendingReductionKind.STATE, name, kind, copies, depth)
 
     def _reduce_locally(
         self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0

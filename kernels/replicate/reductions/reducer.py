@@ -61,7 +61,7 @@ class _Whole:
 
 
 @dataclass(frozen=True)
-class _Local:
+class LocalPart:
     """A worker's part of a reduction.
 
     Attributes:
@@ -76,8 +76,8 @@ class _Local:
     merge: ReduceOp = ReduceOp.ADD
     is_squared: bool = False
 
-    def finished(self, value: tf.Tensor) -> _Whole:
-        reduced = tf.identity(value) if value is self.local else value
+    def finished(self) -> _Whole:
+        reduced = tf.identity(self.local) if self.total is None else tf.math.divide_no_nan(self.local, self.total)
         return _Whole(reduced, tf.sqrt(reduced) if self.is_squared else reduced)
 
 
@@ -146,21 +146,21 @@ class Reducer:
     def reduce_value(
         self,
         name: str,
-        purpose: PendingReductionKind,
         captured: str,
         kind: Joined,
         copies: Sequence[str] | None = None,
         depth: int = 0,
+        purpose: PendingReductionKind = PendingReductionKind.STATE,
     ) -> str:
         """Reduces a tensor over all replicas according to its kind; returns the tensor with the result.
 
         Args:
             name: of the reduction.
-            purpose: what the reduction is for.
             captured: the tensor.
             kind: determines the reduction.
             copies: the tensor that replaces `captured` in each local replica; None: the replica's own copy.
             depth: number of reductions that this one depends on, in a chain.
+            purpose: what the reduction is for.
 
         Raises:
             RewriteError: it is reduced over several workers, and its shape is not known.
@@ -168,15 +168,8 @@ class Reducer:
         self._require_sized(captured)
         with subgraph(self.editor, name) as f:
             made = self._locally(f, captured, kind, copies)
-            whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
-        self.note(
-            PendingReduction(
-                name=name, kind=purpose, local=(f.name(made.local),), result=(f.name(whole.reduced),),
-                weight=None if made.total is None else f.name(made.total), level=self.level(captured),
-                dtype=made.local.dtype, shape=made.local.shape, group=self.group,
-                weight_dtype=None if made.total is None else made.total.dtype, merge=made.merge, depth=depth,
-            )
-        )  # fmt: skip
+            whole = made.finished()
+        self.noted(f, name, purpose, made, whole.reduced, self.level(captured), depth)
         return f.name(whole.result)
 
     def _require_sized(self, name: str) -> None:
@@ -199,22 +192,22 @@ class Reducer:
             return captured
         with subgraph(self.editor, name) as f:
             made = self._locally(f, captured, kind, copies)
-            whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
+            whole = made.finished()
         return f.name(whole.result)
 
-    def _locally(self, f: SubgraphBuilder, captured: str, kind: Joined, copies: Sequence[str] | None) -> _Local:
+    def _locally(self, f: SubgraphBuilder, captured: str, kind: Joined, copies: Sequence[str] | None) -> LocalPart:
         if copies is None:
             self.require_known(captured, kind)
         spec = self.step.spec_of(captured)
         names = copies or [self.parts.named(captured, k) for k in range(self.count)]
         values = [f.input(name, spec.dtype, spec.shape) for name in names]
         if not isinstance(kind, Reduced):
-            return _Local(*self.weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None))
+            return LocalPart(*self.weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None))
         if kind.by is ReducedBy.NORM:
             squares = [self.kept(f, tf.square(v), k) for k, v in enumerate(values)]
-            return _Local(ordered_sum(squares), is_squared=True)
+            return LocalPart(ordered_sum(squares), is_squared=True)
         merge = _MERGES[kind.by]
-        return _Local(reduce_values([self.kept(f, v, k, merge) for k, v in enumerate(values)], merge), merge=merge)
+        return LocalPart(reduce_values([self.kept(f, v, k, merge) for k, v in enumerate(values)], merge), merge=merge)
 
     def weighted_sum(
         self, f: SubgraphBuilder, values: Sequence[tf.Tensor], weight: Weight | None
@@ -256,17 +249,18 @@ class Reducer:
         f: SubgraphBuilder,
         name: str,
         kind: PendingReductionKind,
-        local: tf.Tensor,
-        total: tf.Tensor | None,
+        part: LocalPart,
         result: tf.Tensor,
         level: int = 1,
+        depth: int = 0,
     ) -> str:
         """Records a reduction of tensors built in a subgraph; returns the tensor with the result."""
         self.note(
             PendingReduction(
-                name=name, kind=kind, local=(f.name(local),), result=(f.name(result),),
-                weight=None if total is None else f.name(total), level=level, dtype=local.dtype, shape=local.shape,
-                group=self.group, weight_dtype=None if total is None else total.dtype,
+                name=name, kind=kind, local=(f.name(part.local),), result=(f.name(result),),
+                weight=None if part.total is None else f.name(part.total), level=level,
+                dtype=part.local.dtype, shape=part.local.shape, group=self.group,
+                weight_dtype=None if part.total is None else part.total.dtype, merge=part.merge, depth=depth,
             )
         )  # fmt: skip
         return f.name(result)
@@ -288,7 +282,7 @@ class Reducer:
             local = ordered_sum([self.parts.size(f, k, dtype) for k in range(self.count)])
             total = None if carrier.weight is None else f.input(carrier.weight, dtype, [])
             result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
-        return self.noted(f, SOME_EXAMPLES, PendingReductionKind.STATE, local, total, result, carrier.level)
+        return self.noted(f, SOME_EXAMPLES, PendingReductionKind.STATE, LocalPart(local, total), result, carrier.level)
 
     def require_even_parts(self, target: str, reason: str) -> None:
         """Makes the step raise an error if its replicas have different numbers of examples.
@@ -309,7 +303,7 @@ class Reducer:
             squares = [[size * size for size in sizes] for sizes in rows]
             moments = tf.stack([*map(ordered_sum, rows), *map(ordered_sum, squares)])
             result = tf.identity(moments)
-        reduced = self.noted(f, EVEN_PARTS, PendingReductionKind.STATE, moments, None, result)
+        reduced = self.noted(f, EVEN_PARTS, PendingReductionKind.STATE, LocalPart(moments), result)
         with subgraph(self.editor, "even_parts/check") as g:
             total, of_squares = tf.split(g.input(reduced, tf.float64, [2 * len(rows)]), 2)
             is_uneven = tf.not_equal(self.group.size * of_squares, total * total)

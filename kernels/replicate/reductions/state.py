@@ -16,7 +16,7 @@ from autodist.graph.seeds import Undecided, reduced_calls, seed_weight
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.reductions.global_state import GlobalState
-from autodist.kernels.replicate.reductions.reducer import Reducer
+from autodist.kernels.replicate.reductions.reducer import LocalPart, Reducer
 from autodist.kernels.replicate.state_writes import StateChange
 from autodist.kernels.sums import ordered_sum
 from autodist.layout import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
@@ -199,7 +199,7 @@ class StateReductions:
 
     def _noted(self, f: SubgraphBuilder, change: StateChange, local: tf.Tensor, result: tf.Tensor) -> str:
         name, level = f"state/{change.label}/joined", self._reducer.level(change.after)
-        return self._reducer.noted(f, name, PendingReductionKind.STATE, local, None, result, level)
+        return self._reducer.noted(f, name, PendingReductionKind.STATE, LocalPart(local), result, level)
 
     def _mean_of_states(self, change: StateChange, weight: Weight) -> str:
         """Returns the mean of the replicas' values; the old value if all weights are 0."""

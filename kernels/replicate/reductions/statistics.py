@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autodist.graph.names import as_input, data_inputs, is_control, node_of, tensor
-from autodist.graph.op_types import is_stateless
-from autodist.graph.ops import draws_numbers
+from autodist.graph.op_types import is_function_of_inputs
 from autodist.graph.step import PlacedStep
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.reductions.reducer import Reducer
@@ -124,7 +123,7 @@ class Statistics:
         region, front = {node_of(name)}, [node_of(name)]
         while front:
             node = self._reducer.step.graph_index.nodes[front.pop()]
-            if node.name in self._trained or not _is_function_of_inputs(node.op) or len(region) > MOST_NODES:
+            if node.name in self._trained or not is_function_of_inputs(node.op) or len(region) > MOST_NODES:
                 return None
             more = {node_of(i) for i in data_inputs(node) if not self._is_leaf(self._kind_of_input(i))}
             front += more - region
@@ -159,10 +158,6 @@ def _sharing(step: PlacedStep, shared: Mapping[str, Joined]) -> Propagation:
         nodes=step.graph_index.nodes,
         apart=step.apart,
     )
-
-
-def _is_function_of_inputs(op: str) -> bool:
-    return is_stateless(op) and not draws_numbers(op)
 
 
 class _Making:

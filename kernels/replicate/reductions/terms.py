@@ -11,7 +11,7 @@ from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import PendingReductionKind, Term
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
-from autodist.kernels.replicate.reductions.reducer import Reducer
+from autodist.kernels.replicate.reductions.reducer import LocalPart, Reducer
 from autodist.layout import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
@@ -141,7 +141,7 @@ class TermSeeds:
             local = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
             result = tf.identity(local)
         level = self._reducer.level(self._terms[0].tensor)
-        reduced = self._reducer.noted(f, label, PendingReductionKind.LOSS, local, None, result, level)
+        reduced = self._reducer.noted(f, label, PendingReductionKind.LOSS, LocalPart(local), result, level)
         with subgraph(self._reducer.editor, f"{label}/unpacked") as g:
             pieces = tf.split(
                 g.input(reduced, EXACT, local.shape), [shape.num_elements() for _, shape in sums.values()]
