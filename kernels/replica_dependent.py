@@ -51,9 +51,9 @@ def find_replica_dependent(step: CapturedStep, sources: Iterable[str], stages: S
     return frozenset(found)
 
 
-def find_late_reads(stages: Stages, varying: Collection[str]) -> set[str]:
+def find_late_reads(stages: Stages, replica_dependent: Collection[str]) -> set[str]:
     """Returns the reads, within the compute part, of variables written there before with replica-dependent values."""
-    written = {w for w in stages.state_writes if w in varying}
+    written = {w for w in stages.state_writes if w in replica_dependent}
     handles = {handle for w in written for handle in stages.effects[w].writes}
     return {
         reader
@@ -98,21 +98,21 @@ def _reached(graph_index: GraphIndex, sources: set[str], outside: Collection[str
     return found
 
 
-def _whole_loops(graph_index: GraphIndex, varying: set[str], outside: Collection[str]) -> set[str]:
+def _whole_loops(graph_index: GraphIndex, replica_dependent: set[str], outside: Collection[str]) -> set[str]:
     """Returns all nodes of the v1 loops that hold a replica-dependent node: loops are copied whole or not at all."""
     if not graph_index.having(Trait.ENTER):
         return set()
     frames = _frames(graph_index)
-    copied = {frames[name] for name in varying if name in frames}
+    copied = {frames[name] for name in replica_dependent if name in frames}
     return {name for name, frame in frames.items() if frame in copied and name not in outside}
 
 
-def _shared_stacks(graph_index: GraphIndex, varying: set[str]) -> set[str]:
+def _shared_stacks(graph_index: GraphIndex, replica_dependent: set[str]) -> set[str]:
     """Returns TensorFlow 1 stacks and arrays that replica-dependent nodes use: each replica has its own."""
     return {
         node.name
         for node in graph_index.having(Trait.STACK)
-        if not varying.isdisjoint(graph_index.consumers[node.name])
+        if not replica_dependent.isdisjoint(graph_index.consumers[node.name])
     }
 
 

@@ -87,12 +87,12 @@ def inline_state(step: CapturedStep, plan: Plan) -> CapturedStep:
     stages = find_stages(step)
     draws = [name for name, _ in reads_to_offset(GraphEditor(step.graph_def, step.graph_index), step)]
     seeds = [name for call in step.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
-    varying = find_replica_dependent(step, sources_of(step, seeds, draws), stages)
+    replica_dependent = find_replica_dependent(step, sources_of(step, seeds, draws), stages)
     waited_for = _written_before_use(step, stages, plan)
     chosen = [
         step.graph_index.nodes[w]
         for w in stages.state_writes
-        if step.graph_index.nodes[w].op == "If" and (w in varying or w in waited_for)
+        if step.graph_index.nodes[w].op == "If" and (w in replica_dependent or w in waited_for)
     ]
     if not chosen:
         return step

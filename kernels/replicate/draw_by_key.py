@@ -36,16 +36,18 @@ class SharedSeedDraw:
     per: int = 0
 
 
-def find_shared_seed_draws(step: PlacedStep, flows: Propagation, varying: Set[str]) -> Iterator[SharedSeedDraw]:
+def find_shared_seed_draws(
+    step: PlacedStep, flows: Propagation, replica_dependent: Set[str]
+) -> Iterator[SharedSeedDraw]:
     """Yields the draws from a seed shared by all replicas, among the nodes that are copied for every replica."""
     for node in step.graph_index.having(Trait.BY_KEY):
         inputs = data_inputs(node)
         first, *_ = called = input_names(node.op)
         seed = next(inputs[k] for k, name in enumerate(called) if name in ("seed", "key"))
-        if node.name not in varying or node_of(seed) in varying:
+        if node.name not in replica_dependent or node_of(seed) in replica_dependent:
             continue
         kind, per = flows.kind(node.name), flows.rows_for_each(node.name)
-        by_shape_alone = first == "shape" and varying.isdisjoint(map(node_of, inputs[1:]))
+        by_shape_alone = first == "shape" and replica_dependent.isdisjoint(map(node_of, inputs[1:]))
         if by_shape_alone and isinstance(kind, PerExample) and per is not None:
             yield SharedSeedDraw(node.name, seed, kind.axis, per)
         else:

@@ -30,7 +30,12 @@ Draws = Mapping[DrawAt, RowsOfDraw | None]
 
 
 def draw_in_functions(
-    editor: GraphEditor, step: PlacedStep, flows: Propagation, varying: Set[str], examples: str | None, replicas: int
+    editor: GraphEditor,
+    step: PlacedStep,
+    flows: Propagation,
+    replica_dependent: Set[str],
+    examples: str | None,
+    replicas: int,
 ) -> AddedToDraws:
     """Makes functions draw for the whole batch and slice the rows of their replica, equal to those of one device.
 
@@ -41,14 +46,14 @@ def draw_in_functions(
         editor: of the step.
         step: the captured step.
         flows: the dependence of its tensors on the batch.
-        varying: the nodes that are copied for every replica.
+        replica_dependent: the nodes that are copied for every replica.
         examples: the tensor with the number of examples of all replicas; None: each worker only knows its own.
         replicas: number of replicas.
     """
     indices: list[str] = []
     nodes: dict[str, str] = {}
     for node in step.graph_index.having(Trait.CALL | Trait.BRANCH | Trait.LOOP):
-        draws = flows.draws_within(node.name) if node.name in varying else {}
+        draws = flows.draws_within(node.name) if node.name in replica_dependent else {}
         if not draws:
             continue
         with subgraph(editor, f"part_of/{node.name}") as f:

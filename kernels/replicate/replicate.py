@@ -85,20 +85,22 @@ class _Replication:
         self._free_constants()
         states = reads_to_offset(self.editor, self.step)
         draws = [node for node, _ in states]
-        varying = set(
+        replica_dependent = set(
             find_replica_dependent(
                 self.step, sources_of(self.step, varying_seeds(self.step, self.flows), draws), self.stages
             )
         )
-        added = self._draw_for_own_examples(states, varying)
-        changes = take_state_writes(self.editor, self.step, self.stages, varying)
-        varying |= {node_of(c.after) for c in changes}.union(*(c.added for c in changes))
-        varying.update(added.nodes)
-        clones = self._clone(frozenset(varying) - set(map(node_of, self.step.inputs)))
+        added = self._draw_for_own_examples(states, replica_dependent)
+        changes = take_state_writes(self.editor, self.step, self.stages, replica_dependent)
+        replica_dependent |= {node_of(c.after) for c in changes}.union(*(c.added for c in changes))
+        replica_dependent.update(added.nodes)
+        clones = self._clone(frozenset(replica_dependent) - set(map(node_of, self.step.inputs)))
         self._vary_draws(clones, added.indices)
         parts = split_batch(self.editor, self.step, clones)
         self._order_after_all(clones)
-        reducer = Reducer(self.editor, self.step, self.context, self.stages, self.flows, parts, frozenset(varying))
+        reducer = Reducer(
+            self.editor, self.step, self.context, self.stages, self.flows, parts, frozenset(replica_dependent)
+        )
         InStepAllReduces(reducer).reduce()
         gradients = GradientReductions(reducer)
         gradients.weigh_losses()
@@ -112,7 +114,7 @@ class _Replication:
         outputs = output_reductions.reduce_outputs()
         some_examples = reducer.some_examples()
         self.editor.set_outputs([*outputs, *([some_examples] if some_examples else ())])
-        self.editor.drop_targets(w for w in self.stages.state_writes if w in varying)  # they became values
+        self.editor.drop_targets(w for w in self.stages.state_writes if w in replica_dependent)  # they became values
         self._run_all(clones)
         self.editor.run([*(c.write for c in changes), *reducer.checks])
         known = self.step.pipeline_parts
@@ -140,22 +142,22 @@ class _Replication:
         """Removes control inputs of constants: otherwise, replicas that share one would wait for each other."""
         free_constants(self.editor, self.step.graph_index, {*map(node_of, self.step.outputs), *self.step.targets})
 
-    def _draw_for_own_examples(self, states: list[tuple[str, str]], varying: set[str]) -> AddedToDraws:
+    def _draw_for_own_examples(self, states: list[tuple[str, str]], replica_dependent: set[str]) -> AddedToDraws:
         """Makes random draws equal those of one device, if possible, or differ between replicas."""
-        alike = list(find_shared_seed_draws(self.step, self.flows, varying))
+        alike = list(find_shared_seed_draws(self.step, self.flows, replica_dependent))
         examples = all_examples(self.step, self.context)
         whole = [draw for draw in alike if draw.axis is not None and examples is not None]
         apart = [(draw.node, draw.seed) for draw in alike if draw not in whole]
         added = offset_seeds(self.editor, self.step, [*states, *apart])
         replicas = self.context.group.size
-        added |= draw_in_functions(self.editor, self.step, self.flows, varying, examples, replicas)
+        added |= draw_in_functions(self.editor, self.step, self.flows, replica_dependent, examples, replicas)
         if examples is None:
             return added
         return added | draw_for_all(self.editor, self.step, whole, examples, replicas)
 
-    def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
+    def _clone(self, replica_dependent: frozenset[str]) -> list[dict[str, str]]:
         """Returns, for each local replica, the names of its copies; the first replica keeps the captured names."""
-        names = [name for name in self.editor.names if name in varying]
+        names = [name for name in self.editor.names if name in replica_dependent]
         count = len(self.context.copied_replicas)
         return [{name: name for name in names}] + [
             self.editor.clone(names, f"autodist/replica_{k}/") for k in range(1, count)

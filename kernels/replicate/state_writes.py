@@ -81,7 +81,7 @@ class StateChange:
 
 
 def take_state_writes(
-    editor: StepEditor[PlacedStep], step: PlacedStep, stages: Stages, varying: Collection[str]
+    editor: StepEditor[PlacedStep], step: PlacedStep, stages: Stages, replica_dependent: Collection[str]
 ) -> list[StateChange]:
     """Replaces writes of replica-dependent values in the compute part by arithmetic and a single write per variable.
 
@@ -104,7 +104,7 @@ def take_state_writes(
     changes: list[StateChange] = []
     for handle, writes in by_variable.items():
         is_waited_for = handle in owned and stages.is_used_after(handle, writes)
-        differs = any(w in varying for w in writes)
+        differs = any(w in replica_dependent for w in writes)
         if is_waited_for or differs:
             for k, some in enumerate(_runs_of(step, stages, handle, writes)):
                 run = _Run(

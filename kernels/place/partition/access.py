@@ -140,7 +140,7 @@ def _write_back(work: Work, node: NodeDef, cut: PartitionedVariable, fresh: str)
     branch that was not taken.
     """
     work.written_whole[cut.variable.name] = f"{node.op} ({node.name})"
-    work.tell(f"{cut.variable.name} is partitioned, and is concatenated for {node.op} ({node.name}), which writes it")
+    work.log(f"{cut.variable.name} is partitioned, and is concatenated for {node.op} ({node.name}), which writes it")
     with work.subgraph("written") as f:
         with tf.control_dependencies([f.after(wait_for(work.editor, node.name))]):
             value = tf.raw_ops.ReadVariableOp(resource=f.input(fresh, tf.resource), dtype=cut.variable.dtype)

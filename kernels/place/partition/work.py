@@ -259,7 +259,7 @@ class Work:
         )
         self.editor.remove(self._removed)
 
-    def tell(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Adds a log line about an op that does not run on pieces."""
         self._log_lines.append(line)
 

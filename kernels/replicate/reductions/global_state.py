@@ -136,7 +136,7 @@ class GlobalState:
 
     def made_of(self, name: str) -> list[str]:
         """Returns the means and sums over the batch that a tensor is computed from; empty if it has other inputs."""
-        is_excluded = node_of(name) in self._depends_on_writes or node_of(name) not in self._reducer.varying
+        is_excluded = node_of(name) in self._depends_on_writes or node_of(name) not in self._reducer.replica_dependent
         found = self._behind(name) if not is_excluded else None
         return list(found.wholes) if found is not None else []
 
@@ -154,7 +154,7 @@ class GlobalState:
     def _find_late(self, changes: Sequence[StateChange]) -> dict[str, _Written]:
         """Maps each node that reads a variable after writes of the compute part to the last of these writes."""
         stages, found = self._reducer.stages, {}
-        late = find_late_reads(stages, self._reducer.varying)
+        late = find_late_reads(stages, self._reducer.replica_dependent)
         for change in changes:
             for reader in late.intersection(stages.readers(change.variable.handle)):
                 before = [w for w in stages.writes_before(reader, change.variable.handle) if w in change.made]
@@ -216,7 +216,7 @@ class GlobalState:
 
     def _kind_here(self, name: str) -> Kind:
         """Returns the kind of a tensor; Replicated if it is not computed per replica."""
-        is_per_replica = node_of(name) in self._reducer.varying or node_of(name) in self._late
+        is_per_replica = node_of(name) in self._reducer.replica_dependent or node_of(name) in self._late
         return self._kind(name) if is_per_replica else Replicated()
 
     def _is_whole(self, name: str, kind: Kind) -> bool | None:

@@ -209,7 +209,7 @@ class GradientReductions:
         """
         reduced = {t for g in self._reducer.stages.gradients for t in g.tensors}
         needed: dict[str, str] = {}  # by tensor, its first reader
-        reading = {name for varying in self._reducer.varying for name in self._reducer.editor.consumers(varying)}
+        reading = {name for one in self._reducer.replica_dependent for name in self._reducer.editor.consumers(one)}
         for name in sorted(reading & self._reducer.stages.once, key=self._reducer.stages.order.__getitem__):
             for read in map(tensor, filter(self._is_data_of_replica, self._reducer.editor[name].input)):
                 if read not in reduced and self._reducer.step.spec_of(read).dtype != tf.string:
@@ -220,7 +220,7 @@ class GradientReductions:
             self._reducer.editor.rewire(name, whole, readers)
 
     def _is_data_of_replica(self, name: str) -> bool:
-        return not is_control(name) and node_of(name) in self._reducer.varying
+        return not is_control(name) and node_of(name) in self._reducer.replica_dependent
 
     def _whole(self, label: str, name: str, reader: str, statistics: Statistics) -> str:
         """Returns the whole batch's value of a tensor that an update reads from the compute part."""

@@ -160,7 +160,7 @@ class LossScales:
         if self._plan.updates_alone:
             return True
         context, stages = self._reducer.context, self._reducer.stages
-        writes = [w for w in stages.state_writes if w in self._reducer.varying]
+        writes = [w for w in stages.state_writes if w in self._reducer.replica_dependent]
         return not context.reduces_outputs and not stages.gradients and not writes
 
     def is_divided_by_own(self, call: int, variable: str) -> bool:

@@ -46,7 +46,7 @@ class OutputReductions:
         if not self._reducer.step.is_whole:
             self._log_mixing()
         return [
-            self._reduce_output(position, name) if node_of(name) in self._reducer.varying else name
+            self._reduce_output(position, name) if node_of(name) in self._reducer.replica_dependent else name
             for position, name in enumerate(self._reducer.step.outputs)
         ]
 
@@ -57,7 +57,7 @@ class OutputReductions:
             tensor(i)
             for name in sorted(stages.once, key=stages.order.__getitem__) if name in editor
             for i in graph_index.nodes[name].input
-            if not is_control(i) and node_of(i) in self._reducer.varying
+            if not is_control(i) and node_of(i) in self._reducer.replica_dependent
             and self._reducer.step.spec_of(tensor(i)).dtype == tf.string
         ]  # fmt: skip
         for position, name in enumerate(dict.fromkeys(texts)):
@@ -71,7 +71,7 @@ class OutputReductions:
         if any(isinstance(kind, Mean | Sum | PerExample) and kind.mixed_at for kind in losses):
             return
         for name in self._reducer.step.outputs:
-            if node_of(name) not in self._reducer.varying:
+            if node_of(name) not in self._reducer.replica_dependent:
                 continue
             made_of = [t for t in (self._whole.made_of(name) or [name]) if self._statistics.find(t) is None]
             kinds = [flows.kind(t) for t in made_of]
@@ -120,7 +120,7 @@ class OutputReductions:
 
     def _reduce_text(self, label: str, name: str) -> str:
         """Reduces the values shown in a text (a summary); in a merged summary, each part separately."""
-        if node_of(name) not in self._reducer.varying:
+        if node_of(name) not in self._reducer.replica_dependent:
             return name
         step = self._reducer.step
         node = step.graph_index.nodes[node_of(name)]

@@ -99,10 +99,10 @@ class Reducer:
         stages: Stages,
         flows: Propagation,
         parts: ReplicaWeights,
-        varying: frozenset[str],
+        replica_dependent: frozenset[str],
     ) -> None:
         self.editor, self.step, self.context, self.group = editor, step, context, context.group
-        self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
+        self.stages, self.flows, self.parts, self.replica_dependent = stages, flows, parts, replica_dependent
         self.count = len(context.copied_replicas)
         self.reductions: list[PendingReduction] = []
         self.checks: list[str] = []
