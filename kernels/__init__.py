@@ -1,6 +1,7 @@
 """Kernels: graph-to-graph passes that apply a strategy, one per file. `pipeline.py` lists them in order."""
 
-from autodist.kernels.base import AnyKernel, Context, Fetching, Kernel, run_pipeline
+from autodist.kernels.base import AnyKernel, Kernel, run_pipeline
+from autodist.kernels.context import Context, Fetching
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, find_divided, rewrite
 from autodist.kernels.place.assign_owners import find_holders
 from autodist.kernels.place.set_by_chief import only_sets

@@ -15,12 +15,12 @@ from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.graph.waiting import nearest_before
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import key_of_tensors
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup
 from autodist.kernels.communicate.value_messages import ValueMessages
 from autodist.kernels.communicate.worker_part import Transfer, WorkerPart
+from autodist.kernels.context import Context
 from autodist.placement.group import Group
 
 _PREFIX = "autodist/background/"

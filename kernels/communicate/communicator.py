@@ -15,10 +15,10 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.inboxes import SOURCE, Inbox
 from autodist.graph.parts import ReduceOp
 from autodist.graph.subgraph import SubgraphBuilder
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import cut
 from autodist.kernels.communicate.codec import Codec
 from autodist.kernels.communicate.packed import like_packed, packed, unpacked
+from autodist.kernels.context import Context
 from autodist.kernels.sums import ordered_sum, reduce_to_mean
 from autodist.placement.group import Group
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.step import ReplicatedStep
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 
 Owners = frozenset[int]
 NOBODY: Owners = frozenset()

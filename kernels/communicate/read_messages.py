@@ -14,10 +14,10 @@ from autodist.graph.op_types import is_in_batches
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.remote_reads import Access, ReadGroup
+from autodist.kernels.context import Context
 from autodist.kernels.place.copies import add_copy, take_copy
 from autodist.placement.group import Group
 

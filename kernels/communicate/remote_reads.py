@@ -10,9 +10,9 @@ from autodist.graph.effects import NO_EFFECT, QUERIES
 from autodist.graph.execution_order import ExecutionOrder
 from autodist.graph.names import node_of
 from autodist.graph.step import ReplicatedStep
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.node_assignment import Workers
 from autodist.kernels.communicate.read_cached_copies import CachedReads
+from autodist.kernels.context import Context
 from autodist.kernels.replica_dependent import sources_of_replicas
 
 

@@ -15,10 +15,10 @@ from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach, topological
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.background_program import copy_nodes
 from autodist.kernels.communicate.communicator import CAPACITY, known_shapes
 from autodist.kernels.communicate.packed import like_packed, packed, unpacked
+from autodist.kernels.context import Context
 from autodist.kernels.replica_dependent import sources_of_replicas
 
 _PREFIX = "autodist/standing/"

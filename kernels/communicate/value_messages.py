@@ -12,11 +12,11 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.parts import Variable
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import PACK_BYTES, key_of_tensors, sent_order
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import WriteGroup
 from autodist.kernels.communicate.read_cached_copies import copy_of
+from autodist.kernels.context import Context
 from autodist.kernels.plan import CACHED_COPY
 from autodist.placement.holder import Copy
 

@@ -17,9 +17,9 @@ from autodist.graph.execution_order import message_of
 from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.remote_reads import ReadGroup
+from autodist.kernels.context import Context
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import key_of_tensors
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.node_assignment import (
@@ -28,6 +27,7 @@ from autodist.kernels.communicate.node_assignment import (
     only_other,
 )
 from autodist.kernels.communicate.results import Results
+from autodist.kernels.context import Context
 from autodist.placement.group import Group
 
 

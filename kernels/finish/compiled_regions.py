@@ -17,7 +17,7 @@ from autodist.graph.recomputation import copied_for
 from autodist.graph.split import Subgraphs, split
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.walks import reach
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.finish.compilable import Compilable
 from autodist.proto import strategy_pb2
 

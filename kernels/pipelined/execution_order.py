@@ -17,7 +17,7 @@ from autodist.graph.split import split
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.pipelined.assign_stages import passes_no_stage
 from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.options.fields import OptionError

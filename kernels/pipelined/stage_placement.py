@@ -14,7 +14,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.pipeline_schedule import Unit
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, ReplicatedStep
 from autodist.graph.walks import reach
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.pipelined.assign_stages import stage_of_handles
 from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError

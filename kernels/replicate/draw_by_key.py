@@ -13,7 +13,7 @@ from autodist.graph.op_types import input_names
 from autodist.graph.ops import Trait
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, PlacedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.replicate.advance_generators import AddedToDraws
 from autodist.kernels.replicate.split_batch import first_example
 from autodist.layout import PerExample, Propagation, RowsOfDraw

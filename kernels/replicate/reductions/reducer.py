@@ -14,7 +14,7 @@ from autodist.graph.parts import EvenSharesRequired, PendingReduction, PendingRe
 from autodist.graph.stages import Stages
 from autodist.graph.step import UNEVEN, PlacedStep
 from autodist.graph.subgraph import SubgraphBuilder, Template, subgraph
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.replicate.weights import ReplicaWeights
 from autodist.kernels.sums import identity_like, ordered_sum, reduce_values
 from autodist.layout import (

@@ -11,7 +11,7 @@ from keras import layers
 from autodist.capture.function import capture_function
 from autodist.graph.find_stages import find_stages, written_handles
 from autodist.graph.names import node_of
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.normalise.split_bundles import SplitBundles
 from tests.unit.kernels.in_one_process import plan
 

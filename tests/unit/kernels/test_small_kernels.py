@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist.graph.parts import Variable
 from autodist.graph.step import CapturedStep
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
 from autodist.proto import strategy_pb2

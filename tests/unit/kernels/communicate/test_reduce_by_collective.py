@@ -14,8 +14,8 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.step import EXAMPLES
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective, padded_lengths
+from autodist.kernels.context import Context
 from autodist.kernels.pipeline import KERNELS
 from autodist.proto import strategy_pb2
 from tests.unit.graph.replicated import replicated

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from autodist.graph.inboxes import inboxes_of
 from autodist.graph.names import node_of
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
+from autodist.kernels.context import Context
 from autodist.kernels.pipeline import KERNELS, rewrite
 from tests.unit.kernels.drawn_steps import CHOICES, Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten

@@ -12,7 +12,7 @@ from keras import layers
 
 from autodist.errors import RewriteError
 from autodist.graph.step import EXAMPLES, PlacedStep
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.replicate.replicate import Replicate
 from tests.unit.kernels.in_one_process import capture, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.step import CapturedStep
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
 from tests.unit.kernels.in_one_process import plan
 from tests.unit.kernels.rewrites import assert_rewrites, cases

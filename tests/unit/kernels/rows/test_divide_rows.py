@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.rows.divide_rows import DivideRows
 from autodist.kernels.rows.signs import Sign, Signs
 from tests.unit.graph.graph_text import assert_imports, from_text

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autodist.graph.step import CapturedStep
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
 from autodist.kernels.rows.gather_rows import GatherRows
 from tests.unit.graph.graph_text import assert_imports

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.step import CapturedStep
-from autodist.kernels.base import Context
+from autodist.kernels.context import Context
 from autodist.kernels.rows.scatter_rows import ScatterRows
 from autodist.kernels.rows.sum_rows import SumRows
 from tests.unit.graph.graph_text import assert_imports, from_text
