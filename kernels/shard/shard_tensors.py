@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
@@ -10,24 +10,24 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.flows import flows_of
-from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.names import as_input, data_inputs, is_control, node_of, tensor
 from autodist.graph.node_rules import ROW, NodeRule, Rules, Side
 from autodist.graph.ops import Factor, ReducedBy, Trait, having
 from autodist.graph.parts import GradientCall, Variable, VariableGradient
 from autodist.graph.step import PlacedStep
-from autodist.graph.step_editor import StepEditor
-from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
 from autodist.kernels.shard.holders import holder_of_part
+from autodist.kernels.shard.lengths import Lengths
 from autodist.kernels.shard.manual import ManualRegions
+from autodist.kernels.shard.own_rows import OwnRows
 from autodist.kernels.shard.part_shapes import OF_DIAGONALS, divide_shape, ensure_shape, list_squeezed
 from autodist.kernels.shard.partials import Operand, Passed, passed_on
+from autodist.kernels.shard.program import Program
 from autodist.kernels.shard.propagate import Axes, Shardings, dividing, members_of, unused
 from autodist.kernels.shard.resharded_flows import ReshardedFlows
-from autodist.kernels.shard.reshards import add_index, add_reshard
 from autodist.kernels.shard.softmaxes import split_softmaxes
-from autodist.kernels.shard.transfers import State, after, transfers
+from autodist.kernels.shard.transfers import State, transfers
 from autodist.kernels.shard.whole_copies import WholeCopies
 from autodist.sharding import Mesh
 
@@ -83,29 +83,19 @@ class _ShardingTensors:
 
     def __init__(self, step: PlacedStep, mesh: Mesh, rules: Rules, shardings: Shardings) -> None:
         self.step, self.mesh, self.rules, self.shardings = step, mesh, rules, shardings
-        self.editor = StepEditor(step)
+        self.program = Program(step, mesh, rules, shardings)
+        self.editor = self.program.editor
         self.manual = ManualRegions(step, mesh, rules)
-        self.flows = step.flows or flows_of(step)
-        self.states: dict[str, State] = {}
-        self.source_of: dict[str, str] = {}
-        self._now: dict[str, str] = {}
-        self._resharded: dict[tuple[str, tuple[Axes, ...]], str] = {}
-        self._own_rows: dict[str, str] = {}
-        self._of_first: dict[tuple[str, Axes], str] = {}
-        self._index: dict[Axes, str] = {}
-        batches = [step.spec_of(name).shape[axis] for name, axis in step.inputs.items() if axis is not None]
-        self._has_open_batch = all(length is None for length in batches)
         self._outputs = frozenset(map(tensor, step.outputs))
-        self._fixed = dict(self._fixed_states())
-        self._added: dict[str, tf.TensorSpec] = {}
-        self._copies = WholeCopies(step, self.editor, self._gathered, self._own_part)
+        self._own_rows, self._lengths = OwnRows(self.program), Lengths(self.program)
+        self._copies = WholeCopies(step, self.editor, self.program.gathered, self.program.own_part)
 
     def run(self) -> PlacedStep:
+        flows = self.step.flows or flows_of(self.step)
         for name in self.step.graph_index.order:
             self._shard(name)
         self._copies.order()
-        outputs = [self._whole(name) for name in self.step.outputs]
-        self.editor.set_outputs(outputs)
+        self.editor.set_outputs([self.program.whole(name) for name in self.step.outputs])
         shardings = {v.name: self.shardings.of(v.handle, len(v.shape)) for v in self.step.variables}
         divided = {name: one for name, one in shardings.items() if one.divides}
         return self.editor.to_step(
@@ -117,7 +107,7 @@ class _ShardingTensors:
             },
             gradients=tuple(self._gradient(g) for g in self.step.gradients),
             gradient_calls=tuple(self._call(c) for c in self.step.gradient_calls),
-            flows=ReshardedFlows(self.flows, self.source_of, frozenset(self._added)),
+            flows=ReshardedFlows(flows, self.program.source_of, frozenset(self.program.added)),
         )
 
     # -- nodes -----------------------------------------------------------------------------------------------------
@@ -125,7 +115,7 @@ class _ShardingTensors:
     def _shard(self, name: str) -> None:
         node, rule = self.step.graph_index.nodes[name], self.rules.of(name)
         if node.op in _LENGTHS:
-            self._measure(node)
+            self._lengths.measure(node)
             return
         is_exact = self.manual.is_exact(name)
         axes = self._exact(rule) if is_exact else self._choose(rule)
@@ -145,89 +135,33 @@ class _ShardingTensors:
         for k, side in enumerate(rule.results):
             if side is not None or reduced or passed:
                 state = State(() if side is None else _of_side(side, axes), reduced, how)
-                self._made(
+                self.program.made(
                     f"{name}:{k}", State(state.axes, self.mesh.ordered(passed.partial), passed.how) if passed else state
                 )
                 if axes.get(ROW):
-                    self._mask_rows(name, state)
+                    self._own_rows.mask(name, state)
 
     def _inputs(self, rule: NodeRule, axes: Mapping[Factor, Axes], passed: Passed | None) -> list[str]:
         """Returns the data inputs of a node, divided by `axes`; partial values of the operands `passed` stay so."""
         stay, first = (passed.positions, passed.first) if passed else ((), {})
-        inputs = [i for i in rule.node.input if not is_control(i)]
+        inputs = data_inputs(rule.node)
         for position, side in enumerate(rule.operands):
             if side is None or self._is_variable(side) or position in stay:
-                inputs[position] = self._current(inputs[position])
+                inputs[position] = self.program.current(inputs[position])
             else:
                 wanted = _of_side(side, axes)
-                state = self._state(inputs[position]) or State(((),) * len(wanted))
+                state = self.program.state(inputs[position]) or State(((),) * len(wanted))
                 self.manual.check(rule.node.name, inputs[position], transfers(state, wanted))
-                inputs[position] = self._in_state(inputs[position], wanted)
+                inputs[position] = self.program.in_state(inputs[position], wanted)
             if position in first:
-                inputs[position] = self._on_first(inputs[position], first[position])
+                inputs[position] = self.program.on_first(inputs[position], first[position])
         for position in rule.rule.lengths if rule.rule else ():
             result = rule.results[0]
             if result is not None:
-                inputs[position] = self._divided(inputs[position], f"{rule.node.name}:0", _of_side(result, axes))
-        return self._of_own_rows(rule, axes[ROW], inputs) if axes.get(ROW) else inputs
-
-    # -- rows of a divided table -----------------------------------------------------------------------------------
-
-    def _of_own_rows(self, rule: NodeRule, axes: Axes, inputs: list[str]) -> list[str]:
-        """Makes a node look up, or add to, the rows of a place; returns its inputs.
-
-        Rows of other places are looked up as zeros, so that the sum over the places is the row; added rows are zero.
-        An index outside of the table is the error, or the zeros, that it is for the device without a mesh.
-        Source: the vocabulary-parallel embedding of Megatron-LM (Shoeybi et al., 2019).
-        """
-        name, table = rule.node.name, rule.operands[0]
-        assert table is not None and table.lengths[0] is not None, "a divided dimension has a known length"
-        index = add_index(self.editor, f"autodist/rows/{name}/index", axes)
-        length = table.lengths[0] // self.mesh.count(axes)
-        with self.editor.subgraph(f"rows/{name}") as f:
-            rows = self._input(f, inputs[1])
-            own = rows - tf.cast(f.input(index, tf.int64, []) * length, rows.dtype)
-            is_own = tf.logical_and(own >= 0, own < length)
-            is_row = tf.logical_and(rows >= 0, rows < table.lengths[0])
-            # An index outside of the table stays as it is: it is outside of each part, too.
-            kept = tf.where(is_own, own, tf.where(is_row, tf.zeros_like(own), rows))
-            values = None if rule.results else _rows_where(is_own, self._input(f, inputs[2]))
-        self._own_rows[name] = f.name(is_own)
-        return [
-            inputs[0],
-            f.name(kept),
-            *([] if values is None else [f.name(values)]),
-            *inputs[2 if values is None else 3 :],
-        ]
-
-    def _mask_rows(self, name: str, state: State) -> None:
-        """Replaces the rows of other places that a lookup has returned by zeros."""
-        found = f"{name}:0"
-        with self.editor.subgraph(f"own_rows/{name}") as f:
-            made = f.name(_rows_where(self._input(f, self._own_rows[name]), self._input(f, found)))
-        self._now[found], self.states[made], self.source_of[made] = made, state, found
-        self._note(made, found, state.axes)
-
-    def _on_first(self, name: str, axes: Axes) -> str:
-        """Returns a tensor on the first place along some axes, and zeros on the others."""
-        if (name, axes) not in self._of_first:
-            index = self._index.get(axes) or add_index(self.editor, f"autodist/first/index_{len(self._index)}", axes)
-            self._index[axes] = index
-            with self.editor.subgraph(f"first/{len(self._of_first)}") as f:
-                x = self._input(f, name)
-                is_first = tf.equal(f.input(index, tf.int64, []), 0)
-                made = f.name(tf.where(is_first, x, tf.zeros_like(x)))
-            self.source_of[made] = self.source_of.get(tensor(name), tensor(name))
-            self._of_first[name, axes] = made
-        return self._of_first[name, axes]
-
-    def _input(self, f: SubgraphBuilder, name: str) -> tf.Tensor:
-        """Returns a tensor of the program for new arithmetic, with its known rank."""
-        source = self.source_of.get(tensor(name), tensor(name))
-        if node_of(source) in self.step.graph_index.nodes:
-            spec = self.step.spec_of(source)
-            return f.input(name, spec.dtype, [None] * (self.rules.shape(source).rank or 0))
-        return f.input(name)
+                inputs[position] = self._lengths.divided(
+                    inputs[position], f"{rule.node.name}:0", _of_side(result, axes)
+                )
+        return self._own_rows.select(rule, axes[ROW], inputs) if axes.get(ROW) else inputs
 
     def _choose(self, rule: NodeRule) -> dict[Factor, Axes]:
         """Returns the axes along which each factor of a node is divided."""
@@ -288,19 +222,6 @@ class _ShardingTensors:
             if side is not None and self._is_variable(side) and self._axes(side) != _of_side(side, axes)
         ]
 
-    def _gathered(self, read: str, variable: Variable) -> str:
-        """Returns the whole value of a variable, from a read of a place's part that has been added."""
-        axes = self.shardings.of(variable.handle, len(variable.shape)).axes
-        self._added[read] = tf.TensorSpec(variable.shape, variable.dtype)
-        self._made(read, State(axes))
-        return self._in_state(read, ((),) * len(axes))
-
-    def _own_part(self, read: str, variable: Variable) -> str:
-        """Returns a place's part of a variable, from a read of its whole value that has been added."""
-        self._added[read] = tf.TensorSpec(variable.shape, variable.dtype)
-        self.editor.note({read: self._added[read]})
-        return self._in_state(read, self.shardings.of(variable.handle, len(variable.shape)).axes)
-
     def _reduced(self, rule: NodeRule, axes: Mapping[Factor, Axes]) -> tuple[Axes, str]:
         """Returns the axes over which the results of a node are partial, and the reduction that completes them."""
         kept = {f for side in rule.results if side is not None for f in side.factors}
@@ -316,7 +237,7 @@ class _ShardingTensors:
         # A list of tensors, or a tensor of unknown rank, cannot be reduced later.
         if len(rule.results) != 1 or result is None or None in rule.operands or self._reduced(rule, axes)[0]:
             return None
-        inputs = [i for i in rule.node.input if not is_control(i)]
+        inputs = data_inputs(rule.node)
         operands = [self._operand(name, i, side, axes) for i, side in zip(inputs, rule.operands, strict=True)]
         dtype = self.step.spec_of(f"{name}:0").dtype
         if dtype == tf.variant or not any(operand.partial for operand in operands):
@@ -328,7 +249,7 @@ class _ShardingTensors:
         return passed
 
     def _operand(self, reader: str, name: str, side: Side | None, axes: Mapping[Factor, Axes]) -> Operand:
-        state = self._state(name)
+        state = self.program.state(name)
         if side is None or state is None:
             return Operand(None, False, 0)
         can_stay = state.axes == _of_side(side, axes) and not self._has_other_readers(name, reader)
@@ -342,126 +263,19 @@ class _ShardingTensors:
     def _has_other_readers(self, name: str, reader: str) -> bool:
         """Returns True if a tensor is an output, or is read by another node."""
         consumers = self.step.graph_index.consumers[node_of(name)]
-        reading = [c for c in consumers if tensor(name) in map(tensor, self.step.graph_index.nodes[c].input)]
+        reading = [c for c in consumers if tensor(name) in self.step.graph_index.inputs(c)]
         return tensor(name) in self._outputs or set(reading) != {reader}
 
-    # -- states ----------------------------------------------------------------------------------------------------
-
-    def _fixed_states(self) -> list[tuple[str, tuple[Axes, ...]]]:
-        """The tensors that the fields of the step name, with their states: gradients like variables, losses whole."""
-        found: list[tuple[str, tuple[Axes, ...]]] = []
-        for gradient in self.step.gradients:
-            variable = self.step.by_name[gradient.variable]
-            axes = self.shardings.of(variable.handle, len(variable.shape)).axes
-            values = gradient.tensors[-1]
-            rank = self.rules.shape(values).rank or 0
-            rows = rank - len(axes) + 1
-            found.append((tensor(values), ((),) * rows + axes[1:] if gradient.is_sparse else axes))
-        for call in self.step.gradient_calls:
-            for name in (*call.targets, *(term.tensor for term in call.terms)):
-                found.append((tensor(name), ((),) * (self.rules.shape(name).rank or 0)))
-        return found
-
-    def _current(self, name: str) -> str:
-        """Returns the tensor that stands for a captured one in the program."""
-        return self._now.get(tensor(name), tensor(name))
-
-    def _state(self, name: str) -> State | None:
-        return self.states.get(self._current(name))
-
-    def _made(self, name: str, state: State) -> None:
-        """Notes the state of a tensor that the program makes; brings it into the state that the step needs, if any."""
-        self.states[name] = state
-        if any(state.axes):
-            self._note(name, name, state.axes)
-        if name in self._fixed and (state.axes, state.partial) != (self._fixed[name], ()):
-            self._now[name] = self._in_state(name, self._fixed[name])
-
-    def _note(self, name: str, source: str, axes: Sequence[Axes]) -> None:
-        whole = self._added[source].shape.as_list() if source in self._added else self.rules.static.lengths(source)
-        assert whole is not None, "a tensor of unknown rank is not divided"
-        lengths = [n if n is None else n // self.mesh.count(a) for n, a in zip(whole, axes, strict=True)]
-        self.editor.note({name: tf.TensorSpec(lengths, self._dtype(source))})
-
-    def _dtype(self, source: str) -> tf.DType:
-        return (self._added.get(source) or self.step.spec_of(source)).dtype
-
-    def _whole(self, name: str) -> str:
-        rank = self.rules.shape(name).rank
-        return self._in_state(name, ((),) * rank) if rank is not None else name
-
-    def _in_state(self, name: str, axes: tuple[Axes, ...]) -> str:
-        """Returns a tensor whose parts are those of `name`, divided by `axes` and reduced."""
-        name = self._current(name)
-        if self._state(name) is None and not any(axes):
-            return name
-        if (name, axes) not in self._resharded:
-            self._resharded[name, axes] = self._reshard(name, axes)
-        return self._resharded[name, axes]
-
-    def _reshard(self, name: str, axes: tuple[Axes, ...]) -> str:
-        state = self.states.get(name) or State(((),) * len(axes))
-        for reshard in transfers(state, axes):
-            parts = self.mesh.count(reshard.axes)
-            source = self.source_of.get(name, name)
-            spec = tf.TensorSpec([None] * len(axes), self._dtype(source))
-            node = f"autodist/reshard/{len(self.source_of)}"
-            made = add_reshard(self.editor, node, name, spec, reshard, parts)
-            state = after(state, reshard)
-            self.source_of[made] = source
-            self.states[made] = state
-            self._note(made, source, state.axes)
-            name = made
-        return name
-
-    # -- lengths ---------------------------------------------------------------------------------------------------
-
-    def _measure(self, node: tf.compat.v1.NodeDef) -> None:
-        """Multiplies the lengths of a divided tensor, so that integers in the program are lengths of whole tensors."""
-        for position, i in enumerate(i for i in node.input if not is_control(i)):
-            state = self._state(i)
-            now = self._current(i)
-            if now != tensor(i):
-                inputs = list(self.editor[node.name].input)
-                inputs[position] = as_input(now)
-                self.editor.set_inputs(node.name, inputs)
-            if state is None or not any(state.axes):
-                continue
-            name = f"{node.name}:{position}"
-            counts = [self.mesh.count(axes) for axes in state.axes]
-            with self.editor.subgraph(f"lengths/{len(self.source_of)}") as f:
-                own = f.input(name)
-                known = self._lengths_of_all(i)
-                whole = f.name(own * prod(counts) if node.op == "Size" else _filled(own, known, tf.multiply, counts))
-            self._now[name] = whole
-            self.source_of[whole] = name
-
-    def _divided(self, lengths: str, result: str, axes: Sequence[Axes]) -> str:
-        """Returns the lengths of a place's part of a result."""
-        if not any(axes):
-            return lengths
-        counts = [self.mesh.count(own) for own in axes]
-        known = [n if n is None else n // count for n, count in zip(self._lengths_of_all(result), counts, strict=True)]
-        with self.editor.subgraph(f"lengths/{len(self.source_of)}") as f:
-            own = f.name(_filled(f.input(lengths), known, tf.math.floordiv, counts))
-        self.source_of[own] = tensor(lengths)
-        return own
-
-    def _lengths_of_all(self, name: str) -> list[int | None]:
-        """Returns the lengths of a captured tensor that are the same for each part of the batch; None for others."""
-        lengths = list(self.rules.static.lengths(name) or ())
-        return lengths if self._has_open_batch else [None] * len(lengths)
-
     def _of_known_shape(self, reader: str, name: str, side: Side, axes: Sequence[Axes]) -> str:
-        source = self.source_of.get(tensor(name), tensor(name))
-        made = ensure_shape(self.editor, reader, name, self._dtype(source), side, self.mesh, axes)
-        self.source_of[made] = source
+        source = self.program.source(name)
+        made = ensure_shape(self.editor, reader, name, self.program.dtype(source), side, self.mesh, axes)
+        self.program.source_of[made] = source
         return made
 
     # -- fields of the step ----------------------------------------------------------------------------------------
 
     def _variable(self, variable: Variable) -> Variable:
-        axes = self.shardings.of(variable.handle, len(variable.shape)).axes
+        axes = self.program.axes_of(variable)
         if not any(axes):
             return variable
         shape = tuple(n // self.mesh.count(a) for n, a in zip(variable.shape, axes, strict=True))
@@ -469,33 +283,11 @@ class _ShardingTensors:
         return replace(variable, shape=shape)
 
     def _gradient(self, gradient: VariableGradient) -> VariableGradient:
-        return replace(gradient, tensors=tuple(map(self._current, gradient.tensors)))
+        return replace(gradient, tensors=tuple(map(self.program.current, gradient.tensors)))
 
     def _call(self, call: GradientCall) -> GradientCall:
-        def now(name: str) -> str:
-            return self._now.get(tensor(name), name)
-
-        terms = tuple(replace(term, tensor=now(term.tensor)) for term in call.terms)
-        return replace(call, targets=tuple(map(now, call.targets)), terms=terms)
-
-
-def _filled(
-    lengths: tf.Tensor,
-    known: Sequence[int | None],
-    change: Callable[[tf.Tensor, int], tf.Tensor],
-    counts: Sequence[int],
-) -> tf.Tensor:
-    """Returns known lengths as constants, from which TensorFlow infers shapes; changes the others by `counts`."""
-    if None not in known:
-        return tf.constant(known, lengths.dtype)
-    found = [change(lengths[k], counts[k]) if n is None else n for k, n in enumerate(known)]
-    return tf.stack([tf.cast(n, lengths.dtype) for n in found])
-
-
-def _rows_where(is_kept: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns rows, with zeros for those that are not kept."""
-    shape = tf.concat([tf.shape(is_kept), tf.ones([tf.rank(rows) - tf.rank(is_kept)], tf.int32)], 0)
-    return tf.where(tf.reshape(is_kept, shape), rows, tf.zeros_like(rows))
+        terms = tuple(replace(term, tensor=self.program.current(term.tensor)) for term in call.terms)
+        return replace(call, targets=tuple(map(self.program.current, call.targets)), terms=terms)
 
 
 def _of_side(side: Side, axes: Mapping[Factor, Axes]) -> tuple[Axes, ...]:
