@@ -220,8 +220,7 @@ class Context:
 
     def goes_through_stages(self, step: Step) -> bool:
         """Returns True if there is a pipeline and the step runs in its stages: the step trains or takes a batch."""
-        takes_a_batch = any(axis is not None for axis in step.inputs.values())
-        return bool(self.placement.stages.groups) and (bool(step.gradients) or takes_a_batch)
+        return bool(self.placement.stages.groups and (step.gradients or step.batch_axes))
 
     def nearest_holder(self, group: Group) -> int:
         """Returns the worker of a group from which this worker reads: the only one, or the one of its pipeline."""

@@ -23,14 +23,12 @@ def sources_of(step: CapturedStep, seeds: Iterable[str], draws: Iterable[str]) -
         seeds: cotangents that gradients start from; each replica has its own.
         draws: nodes that draw from a generator's state; each replica draws its own numbers.
     """
-    batch = [node_of(name) for name, axis in step.inputs.items() if axis is not None]
-    return [*batch, *(seed for seed in seeds if seed in step.graph_index.nodes), *draws]
+    return [*map(node_of, step.batch_axes), *(seed for seed in seeds if seed in step.graph_index.nodes), *draws]
 
 
 def sources_of_replicas(step: Step, graph_index: GraphIndex) -> list[str]:
     """Returns the nodes of a replicated step at which differences between replicas originate."""
-    counts = (EXAMPLES, ALL_EXAMPLES)
-    named = {node_of(name) for name, axis in step.inputs.items() if axis is not None or name in counts}
+    named = {node_of(name) for name in (*step.batch_axes, EXAMPLES, ALL_EXAMPLES)}
     named |= {call.seed for call in step.gradient_calls}
     named |= {term.seed for call in step.gradient_calls for term in call.terms}
     drawn = {node.name for node in graph_index.having(Trait.SEEDED)}

@@ -59,12 +59,7 @@ def require_any_length(step: CapturedStep, division: BatchDivision) -> None:
     Raises:
         CaptureError: a constant of the step, or a variable with a row for each example, fits the whole batch only.
     """
-    if (
-        division.replicas == 1
-        or division.examples == 0
-        or step.apart
-        or all(axis is None for axis in step.inputs.values())
-    ):
+    if division.replicas == 1 or division.examples == 0 or step.apart or not step.batch_axes:
         return
     flows = flows_of(step)
     fixed = _fixed_tensor(step, flows)
@@ -143,7 +138,7 @@ def shape_fault(step: CapturedStep, examples: int | Mapping[str, int]) -> str | 
     """
     definition = tf.compat.v1.GraphDef()
     definition.CopyFrom(step.graph_def)
-    axes = {node_of(name): axis for name, axis in step.inputs.items() if axis is not None}
+    axes = {node_of(name): axis for name, axis in step.batch_axes.items()}
     for node in definition.node:
         shape = step.spec_of(f"{node.name}:0").shape if node.name in axes else tf.TensorShape(None)
         if shape.rank is not None:
@@ -178,8 +173,7 @@ def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
 def _message(
     step: CapturedStep, division: BatchDivision, length: int, fault: str, fixed: str | None, kept: list[Variable]
 ) -> str:
-    split = [name for name, axis in step.inputs.items() if axis is not None]
-    inputs = ", ".join(dict.fromkeys(division.names.get(name, node_of(name)) for name in split))
+    inputs = ", ".join(dict.fromkeys(division.names.get(name, node_of(name)) for name in step.batch_axes))
     why = [f"With {length}, TensorFlow says: {fault}."]
     if fixed is not None:
         why.append(f"{division.names.get(fixed, fixed)} has the fixed shape {step.spec_of(fixed).shape}.")
@@ -204,15 +198,13 @@ def require_no_rows_by_position(step: CapturedStep, division: BatchDivision) -> 
     Raises:
         CaptureError: the training depends on such rows, and the batch is divided among several replicas.
     """
-    if division.replicas == 1 or division.examples == 0 or not step.gradient_calls:
-        return
-    if all(axis is None for axis in step.inputs.values()):
+    if division.replicas == 1 or division.examples == 0 or not step.gradient_calls or not step.batch_axes:
         return
     taken = next(_taken_by_position(step, flows_of(step), division.examples), None)
     if taken is None:
         return
     node, line = step.graph_index.nodes[node_of(taken)], step.origin_of(node_of(taken))
-    split = [division.names.get(name, node_of(name)) for name, axis in step.inputs.items() if axis is not None]
+    split = [division.names.get(name, node_of(name)) for name in step.batch_axes]
     axes = ", ".join(f'"{name}": None' for name in dict.fromkeys(split))
     raise CaptureError(
         f"{node.name} ({node.op}{f', {line}' if line else ''}) takes rows of the batch by their position, as y[2:] "

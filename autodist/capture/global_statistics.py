@@ -113,7 +113,7 @@ class _Needed:
 
     def __init__(self, captured: Captured) -> None:
         step, made = captured.step, {op.name: op for op in captured.graph.get_operations()}
-        self.batch = next(((name, axis) for name, axis in step.inputs.items() if axis is not None), None)
+        self.batch = next(iter(step.batch_axes.items()), None)
         self.read_again: frozenset[str] = frozenset()
         self.branches: frozenset[str] = frozenset()
         self.statistics: Wanted | None = None

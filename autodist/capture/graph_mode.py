@@ -23,7 +23,7 @@ from autodist.capture.keras.distribution.requested import requested_in_graph
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.effects import READS
+from autodist.graph.effects import READS, group_by_handle
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
@@ -301,10 +301,7 @@ def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
         roots: nodes of the fetches.
     """
     effects = GraphIndex(editor.to_graph_def()).effects
-    writers: dict[str, list[str]] = {}
-    for name, effect in effects.items():
-        for handle in effect.writes:
-            writers.setdefault(handle, []).append(name)
+    writers = group_by_handle((name, effect.writes) for name, effect in effects.items())
     if not writers:
         return
     before_writes = editor.ancestors([name for names in writers.values() for name in names])

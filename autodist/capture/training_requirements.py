@@ -10,6 +10,7 @@ from autodist.capture.graph_mode import CapturedGraph, handle_name
 from autodist.capture.graphs import is_of_function
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
+from autodist.graph.effects import group_by_handle
 from autodist.graph.find_stages import find_stages
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
@@ -80,7 +81,7 @@ def require_applied(step: CapturedStep, calls: Sequence[RecordedGradientCall]) -
 def _written_of_batch(step: CapturedStep) -> set[str]:
     """Returns the VarHandleOps of the variables whose new values depend on the batch, or are random."""
     graph_index = step.graph_index
-    split = [node_of(name) for name, axis in step.inputs.items() if axis is not None]
+    split = map(node_of, step.batch_axes)
     drawn = [name for name, node in graph_index.nodes.items() if node.op in having(Trait.SEEDED | Trait.GENERATOR)]
     effects = graph_index.effects
     return {
@@ -145,10 +146,7 @@ def warn_unordered_updates(whole: CapturedStep) -> None:
     if not stages.gradients or len(stages.unapplied_gradients) < len(stages.gradients):
         return
     variable = whole.by_name[stages.gradients[0].variable]
-    writes: dict[str, list[str]] = {}
-    for write in stages.writes:
-        for handle in stages.effects[write].writes:
-            writes.setdefault(handle, []).append(write)
+    writes = group_by_handle((write, stages.effects[write].writes) for write in stages.writes)
     behind = reach(writes.get(variable.handle, ()), whole.graph_index.data.__getitem__)
     read = {handle for name in behind if name in stages.effects for handle in stages.effects[name].reads}
     kept = {h for h in read if not stages.update.isdisjoint(writes.get(h, ()))}

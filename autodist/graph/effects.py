@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -36,6 +37,22 @@ class Effect:
 
 
 NO_EFFECT = Effect()
+
+
+T = TypeVar("T")
+
+
+def group_by_handle(touching: Iterable[tuple[T, Iterable[str]]]) -> dict[str, list[T]]:
+    """Maps each handle to the values that come with it, in their order.
+
+    >>> group_by_handle([("read", ["v"]), ("write", ["v", "w"])])
+    {'v': ['read', 'write'], 'w': ['write']}
+    """
+    result: dict[str, list[T]] = {}
+    for value, handles in touching:
+        for handle in handles:
+            result.setdefault(handle, []).append(value)
+    return result
 
 
 @dataclass

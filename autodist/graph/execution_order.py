@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autodist.graph.effects import group_by_handle
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
@@ -46,11 +47,9 @@ class ExecutionOrder:
 
     def writes_of(self, handles: Container[str]) -> dict[str, list[str]]:
         """Returns the nodes that write each variable of `handles`, in order."""
-        found: dict[str, list[str]] = {}
-        for name in sorted(self.graph_index.effects, key=self.position.__getitem__):
-            for handle in sorted(filter(handles.__contains__, self.graph_index.effects[name].writes)):
-                found.setdefault(handle, []).append(name)
-        return found
+        effects = self.graph_index.effects
+        names = sorted(effects, key=self.position.__getitem__)
+        return group_by_handle((name, sorted(filter(handles.__contains__, effects[name].writes))) for name in names)
 
     def of_reduction(self, pending: PendingReduction) -> int:
         """Returns the position of the message of a pending reduction."""

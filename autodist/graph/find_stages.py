@@ -19,8 +19,7 @@ def find_stages(step: Step) -> Stages:
 
     The result is cached for a graph, its gradients, variables and inputs, and shared by all kernels.
     """
-    batch = tuple(name for name, axis in step.inputs.items() if axis is not None)
-    key = (step.gradients, tuple((v.name, v.handle) for v in step.variables), batch)
+    key = (step.gradients, tuple((v.name, v.handle) for v in step.variables), tuple(step.batch_axes))
     return step.graph_index.once("stages", key, lambda: _find(step))
 
 
@@ -79,7 +78,7 @@ class _Walk:
         leads = self._data_ancestors(map(node_of, at))
         self.handles = {v.name: v.handle for v in self.step.variables}
         by_data = self._reached_by_data(self.reads, without=leads)
-        batch = self._readers({tensor(i): 1 for i, axis in self.step.inputs.items() if axis is not None})
+        batch = self._readers({tensor(i): 1 for i in self.step.batch_axes})
         self.in_replica = leads | (self._reached_by_data(batch) - by_data)
         # A write that depends on gradients through a variable only (averaging weights after their update) is recognized
         # in `_visit`, by the gradients that reach it.

@@ -11,10 +11,9 @@ from autodist.layout import PerExample, Propagation, Replicated, propagate
 
 def flows_of(step: CapturedStep) -> Propagation:
     """Propagates the batch axis through the captured step; the seeds are declared."""
-    axes = {name: axis for name, axis in step.inputs.items() if axis is not None}
     flows = propagate(
         step.graph_def,
-        axes,
+        step.batch_axes,
         lambda name: step.spec_of(name).shape,
         nodes=step.graph_index.nodes,
         in_step_all_reduces={s.node: s for s in step.in_step_all_reduces},

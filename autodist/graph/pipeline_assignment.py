@@ -54,7 +54,7 @@ class Assignment:
         self.made_of: dict[str, frozenset[str]] = {}
         self.uses: dict[str, dict[int, str]] = {}
         self.used_at: dict[str, set[int]] = {}
-        self.of_batch = {node_of(name) for name, axis in self.step.inputs.items() if axis is not None}
+        self.of_batch = set(map(node_of, self.step.batch_axes))
 
     def run(self) -> dict[str, PipelinePart]:
         backward = self._require_one_backward_pass()

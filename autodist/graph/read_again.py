@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autodist.graph.batch_statistics import BatchSearch, NodeInput, Statistic, Statistics, met_at, met_mixing
 from autodist.graph.branch_effects import first_effect
-from autodist.graph.effects import NO_EFFECT, READS
+from autodist.graph.effects import NO_EFFECT, READS, group_by_handle
 from autodist.graph.functions import functions_by_name
 from autodist.graph.names import node_of
 from autodist.graph.op_types import NodeDef
@@ -78,12 +78,9 @@ def _readers(step: CapturedStep) -> dict[str, list[str]]:
     """Maps each handle to the reads of its variable that differentiated tensors need, for reduced gradients."""
     reduced = reduced_calls(step)
     targets = [node_of(t) for k in live_calls(step) if k in reduced for t in step.gradient_calls[k].targets]
-    result: dict[str, list[str]] = {}
-    for name in reach(targets, step.graph_index.data.__getitem__):
-        if step.graph_index.nodes[name].op in READS:
-            for handle in step.graph_index.effects.get(name, NO_EFFECT).reads:
-                result.setdefault(handle, []).append(name)
-    return result
+    names = reach(targets, step.graph_index.data.__getitem__)
+    reads = (name for name in names if step.graph_index.nodes[name].op in READS)
+    return group_by_handle((name, step.graph_index.effects.get(name, NO_EFFECT).reads) for name in reads)
 
 
 def _is_read_again(step: CapturedStep, readers: Mapping[str, Sequence[str]], write: str) -> bool:

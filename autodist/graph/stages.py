@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from autodist.graph.effects import Effect
+from autodist.graph.effects import Effect, group_by_handle
 from autodist.graph.parts import VariableGradient
 
 
@@ -73,19 +73,11 @@ class Stages:
     @cached_property
     def _writes_of(self) -> Mapping[str, list[int]]:
         """Maps each handle to the bits of its writes."""
-        result: dict[str, list[int]] = {}
-        for k, write in enumerate(self.writes):
-            for handle in self.effects[write].writes:
-                result.setdefault(handle, []).append(k)
-        return result
+        return group_by_handle((k, self.effects[write].writes) for k, write in enumerate(self.writes))
 
     @cached_property
     def _readers_of(self) -> Mapping[str, list[str]]:
-        result: dict[str, list[str]] = {}
-        for name, effect in self.effects.items():
-            for handle in effect.reads:
-                result.setdefault(handle, []).append(name)
-        return result
+        return group_by_handle((name, effect.reads) for name, effect in self.effects.items())
 
 
 NO_STAGES = Stages(frozenset(), frozenset(), (), (), {}, (), {}, {}, {}, ())

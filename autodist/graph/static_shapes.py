@@ -83,9 +83,9 @@ class StaticShapes:
         """The axis and the prime of each placeholder whose batch has an open length."""
         found: dict[str, tuple[int, int]] = {}
         counts: dict[str, int] = {}
-        for name, axis in self._step.inputs.items():
+        for name, axis in self._step.batch_axes.items():
             spec = self._step.spec_of(name)
-            if axis is None or spec.shape.rank is None or spec.shape[axis] is not None:
+            if spec.shape.rank is None or spec.shape[axis] is not None:
                 continue
             of = self._step.apart.get(name, "")
             prime = _LENGTHS[counts.setdefault(of, len(counts)) % len(_LENGTHS)]

@@ -162,6 +162,11 @@ class Step:
         return frozenset([*map(node_of, tensors), *nodes])
 
     @cached_property
+    def batch_axes(self) -> dict[str, int]:
+        """Maps each input that is split between replicas to the axis along which it is split."""
+        return {name: axis for name, axis in self.inputs.items() if axis is not None}
+
+    @cached_property
     def by_name(self) -> dict[str, Variable]:
         return {v.name: v for v in self.variables}
 

@@ -149,8 +149,7 @@ class StagePlacement:
 
     @cached_property
     def _fed(self) -> frozenset[str]:
-        split = {node_of(name) for name, axis in self.step.inputs.items() if axis is not None}
-        return frozenset({*split, node_of(EXAMPLES), node_of(ALL_EXAMPLES)})
+        return frozenset(map(node_of, (*self.step.batch_axes, EXAMPLES, ALL_EXAMPLES)))
 
     def _own_home(self, name: str) -> Home | None:
         """Returns the placement of a node that does not depend on its inputs' placements, or None."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autodist.graph.effects import group_by_handle
 from autodist.graph.find_stages import find_stages
 from autodist.graph.names import data_inputs, node_of
 from autodist.graph.ops import Trait
@@ -122,12 +123,9 @@ def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
 
 def _written_alike(step: CapturedStep, stages: Stages, nodes: Nodes) -> set[str]:
     """Returns the handles that the compute part writes with values that depend on no batch and no random number."""
-    batch = {node_of(name) for name, axis in step.inputs.items() if axis is not None}
+    batch = set(map(node_of, step.batch_axes))
     batch |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
-    by_handle: dict[str, list[str]] = {}
-    for write in stages.state_writes:
-        for handle in stages.effects[write].writes:
-            by_handle.setdefault(handle, []).append(write)
+    by_handle = group_by_handle((write, stages.effects[write].writes) for write in stages.state_writes)
     seeds = {v.handle for v in step.variables if v.is_seed}
     return {h for h, writes in by_handle.items() if h not in seeds and not batch & _data_ancestors(nodes, writes)}
 

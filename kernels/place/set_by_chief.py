@@ -9,6 +9,8 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.compressors.values import ValueCode
+from autodist.graph.effects import group_by_handle
+from autodist.graph.names import node_of
 from autodist.graph.parts import Variable
 from autodist.graph.step import CapturedStep, PlacedStep, Step
 from autodist.graph.step_editor import StepEditor
@@ -41,10 +43,7 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
     @staticmethod
     def _write_everywhere(step: PlacedStep, context: Context, writes: dict[str, frozenset[str]]) -> PlacedStep:
         editor = StepEditor(step)
-        by_handle: dict[str, list[str]] = {}
-        for name, handles in writes.items():
-            for handle in handles:
-                by_handle.setdefault(handle, []).append(name)
+        by_handle = group_by_handle(writes.items())
         for handle, names in by_handle.items():
             variable = step.by_handle[handle]
             if variable.name not in step.owners:
@@ -109,6 +108,5 @@ def only_sets(step: CapturedStep) -> bool:
     writes = [name for name, effect in step.graph_index.effects.items() if effect.writes]
     if not writes:
         return False
-    batch = {name.partition(":")[0] for name, axis in step.inputs.items() if axis is not None}
     needed = reach(writes, step.graph_index.data.__getitem__)
-    return needed.isdisjoint(batch)
+    return needed.isdisjoint(map(node_of, step.batch_axes))

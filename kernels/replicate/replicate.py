@@ -194,7 +194,7 @@ class _Replication:
         parts of a batch, too.
         """
         step = self.step
-        if not any(axis is not None and _has_length(step.spec_of(name), axis) for name, axis in step.inputs.items()):
+        if not any(_has_length(step.spec_of(name), axis) for name, axis in step.batch_axes.items()):
             return noted
 
         def spec_of(name: str) -> tf.TensorSpec:

@@ -24,7 +24,7 @@ def split_batch(editor: GraphEditor, step: PlacedStep, clones: Clones) -> Replic
         node = node_of(name)
         return tensor(name).replace(node, clones[k].get(node, node), 1)
 
-    axes = {name: axis for name, axis in step.inputs.items() if axis is not None}
+    axes = step.batch_axes
     if not axes:
         return ReplicaWeights(None, named, step.spec_of)
     for fed in (EXAMPLES, ALL_EXAMPLES)[: 1 + step.is_global]:

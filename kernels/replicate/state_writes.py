@@ -10,6 +10,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.control_flow import find_in_branches
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.effects import group_by_handle
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import SUMS, Trait, having, writes_rows
@@ -96,13 +97,10 @@ def take_state_writes(
     Raises:
         RewriteError: such a write is of a kind that cannot be combined.
     """
-    by_variable: dict[str, list[str]] = {}
-    for write in stages.state_writes:
-        for handle in stages.effects[write].writes:
-            by_variable.setdefault(handle, []).append(write)
+    by_handle = group_by_handle((write, stages.effects[write].writes) for write in stages.state_writes)
     owned = {step.by_name[g.variable].handle for g in stages.gradients if g.variable in step.owners}
     changes: list[StateChange] = []
-    for handle, writes in by_variable.items():
+    for handle, writes in by_handle.items():
         is_waited_for = handle in owned and stages.is_used_after(handle, writes)
         differs = any(w in replica_dependent for w in writes)
         if is_waited_for or differs:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.effects import Effects
+from autodist.graph.effects import Effects, group_by_handle
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUM, Trait, having
 from autodist.kernels.elementwise import constant
@@ -32,12 +32,9 @@ class Signs:
 
     def __init__(self, editor: GraphEditor) -> None:
         self._editor = editor
-        self._writes: dict[str, list[NodeDef]] = {}
         self._variables: dict[str, bool] = {}
         effects = Effects(editor.to_graph_def())
-        for node in editor:
-            for handle in effects.of(node).writes:
-                self._writes.setdefault(handle, []).append(node)
+        self._writes = group_by_handle((node, effects.of(node).writes) for node in editor)
         self._handle_of = effects.handle_of
 
     def of(self, name: str) -> Sign:

@@ -19,7 +19,7 @@ class Lengths:
     def __init__(self, program: Program) -> None:
         self._program = program
         step = program.step
-        batches = [step.spec_of(name).shape[axis] for name, axis in step.inputs.items() if axis is not None]
+        batches = [step.spec_of(name).shape[axis] for name, axis in step.batch_axes.items()]
         self._has_open_batch = all(length is None for length in batches)
 
     def measure(self, node: NodeDef) -> None:

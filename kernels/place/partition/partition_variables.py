@@ -121,8 +121,7 @@ def _find_updates(step: PlacedStep, stages: Stages) -> set[str]:
     momentum · m - rate · g → m     the first product          v - rate · decay · v → v     all nodes
     """
     index = step.graph_index
-    batch = [node_of(name) for name, axis in step.inputs.items() if axis is not None]
-    of_batch = reach(batch, index.readers)
+    of_batch = reach(map(node_of, step.batch_axes), index.readers)
     gradients = [node_of(name) for gradient in stages.gradients for name in gradient.tensors]
     compute = reach(gradients, index.data.__getitem__)
     roots = stages.once.union(write for write in stages.state_writes if write not in of_batch)

@@ -148,11 +148,10 @@ class Statistics:
 
 def _sharing(step: PlacedStep, shared: Mapping[str, Joined]) -> Propagation:
     """Returns the dependence of tensors on the batch, if all replicas share the values of `shared`."""
-    axes = {name: axis for name, axis in step.inputs.items() if axis is not None}
     declared = dict.fromkeys(shared, Replicated())
     return propagate(
         step.graph_def,
-        axes,
+        step.batch_axes,
         lambda name: step.spec_of(name).shape,
         declared=declared,
         nodes=step.graph_index.nodes,
