@@ -14,6 +14,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.index import GraphIndex, copy_without
 from autodist.graph.names import as_input, is_control, node_of, renamed, tensor
+from autodist.graph.op_types import type_attribute
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 GraphDef: TypeAlias = tf.compat.v1.GraphDef
@@ -81,6 +82,12 @@ class GraphEditor:
         """
         self.add_copy(node, node.name, node.input)
         return node.name
+
+    def add_op(self, op: str, name: str, inputs: Iterable[str], dtype: tf.DType, device: str = "") -> str:
+        """Adds a node of an op with a single type, such as an Identity or a read of a variable; returns its name."""
+        node = NodeDef(name=name, op=op, input=inputs, device=device)
+        node.attr[type_attribute(op)].type = dtype.as_datatype_enum
+        return self.add(node)
 
     def add_copy(self, node: tf.compat.v1.NodeDef, name: str, inputs: Iterable[str]) -> NodeDef:
         """Adds a copy of `node` with another name and other inputs; returns the copy.

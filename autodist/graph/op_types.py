@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -35,6 +36,13 @@ def is_in_batches(node: NodeDef) -> bool:
     Reading a missing attribute of a node would add it without a value.
     """
     return "batch_dims" in node.attr and node.attr["batch_dims"].i != 0
+
+
+@functools.cache
+def type_attribute(op: str) -> str:
+    """Returns the attribute of an op with a single type, that of its elements: `T` or `dtype`."""
+    [name] = (attribute.name for attribute in op_def_registry.get(op).attr if attribute.type == "type")
+    return str(name)
 
 
 def input_names(op: str) -> list[str]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.errors import StrategyError
-from autodist.graph.editor import NodeDef
 from autodist.graph.names import data_inputs, is_control, node_of, tensor
 from autodist.graph.parts import Variable
 from autodist.graph.step import ReplicatedStep
@@ -161,7 +160,7 @@ class _CachedCopies:
         inputs = (cached_copy, *waits)
         if self._step.synchrony_of[variable.name].mode is SyncMode.STALE and inputs in self._shared_reads:
             return self._shared_reads[inputs]
-        self._shared_reads[inputs] = self.editor.add(_read_node(name, variable, inputs))
+        self._shared_reads[inputs] = self.editor.add_op("ReadVariableOp", name, inputs, variable.dtype)
         return self._shared_reads[inputs]
 
     def _data_inputs(self, name: str) -> list[str]:
@@ -177,17 +176,6 @@ class _CachedCopies:
 
     def _refresh(self, variable: Variable, cached_copy: str, writes: Sequence[str], reading: Sequence[str]) -> None:
         waits = [f"^{w}" for w in writes]
-        fresh = self.editor.add(_read_node(f"{cached_copy}/fresh", variable, [variable.handle, *waits]))
-        node = NodeDef(
-            name=f"{cached_copy}/refresh",
-            op="AssignVariableOp",
-            input=[cached_copy, fresh, *(f"^{r}" for r in reading)],
-        )
-        node.attr["dtype"].type = variable.dtype.as_datatype_enum
-        self.editor.run([self.editor.add(node)])
-
-
-def _read_node(name: str, variable: Variable, inputs: Sequence[str]) -> NodeDef:
-    node = NodeDef(name=name, op="ReadVariableOp", input=inputs)
-    node.attr["dtype"].type = variable.dtype.as_datatype_enum
-    return node
+        fresh = self.editor.add_op("ReadVariableOp", f"{cached_copy}/fresh", [variable.handle, *waits], variable.dtype)
+        inputs = [cached_copy, fresh, *(f"^{r}" for r in reading)]
+        self.editor.run([self.editor.add_op("AssignVariableOp", f"{cached_copy}/refresh", inputs, variable.dtype)])

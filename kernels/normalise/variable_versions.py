@@ -76,10 +76,8 @@ class Arithmetic:
         """Writes a new version of a variable over the version `before`; returns the writes, each after the last."""
         if version.value == before.value:
             return self._write_rows(f"{name}/write", variable, version.rows, after)
-        node = NodeDef(name=f"autodist/{name}/write", op="AssignVariableOp")
-        node.attr["dtype"].type = variable.dtype.as_datatype_enum
-        node.input[:] = [variable.handle, as_input(self.whole(name, version)), *dict.fromkeys(f"^{a}" for a in after)]
-        return [self._editor.add(node)]
+        inputs = [variable.handle, as_input(self.whole(name, version)), *dict.fromkeys(f"^{a}" for a in after)]
+        return [self._editor.add_op("AssignVariableOp", f"autodist/{name}/write", inputs, variable.dtype)]
 
     def _write_rows(self, name: str, variable: Variable, added: Sequence[AddedRows], after: Iterable[str]) -> list[str]:
         with self._editor.subgraph(name) as f:

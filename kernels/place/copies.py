@@ -26,11 +26,8 @@ def read_before(
     editor: GraphEditor, taker: str, variable: Variable, name: str, device: str = "", writes: Iterable[str] = ()
 ) -> str:
     """Adds a read of a variable with the control inputs of the node `taker`, after writes that its inputs depend on."""
-    read = NodeDef(name=name, op="ReadVariableOp", device=device)
-    read.attr["dtype"].type = variable.dtype.as_datatype_enum
     waits = dict.fromkeys([*filter(is_control, editor[taker].input), *(f"^{write}" for write in writes)])
-    read.input[:] = [variable.handle, *waits]
-    return editor.add(read)
+    return editor.add_op("ReadVariableOp", name, [variable.handle, *waits], variable.dtype, device)
 
 
 def refresh_copy(editor: GraphEditor, copy: str, value: str) -> str:
@@ -41,14 +38,10 @@ def refresh_copy(editor: GraphEditor, copy: str, value: str) -> str:
         copy: handle of the copy.
         value: the node that computes the new value.
     """
-    device, dtype = editor[copy].device, editor[copy].attr["dtype"].type
-    refresh = NodeDef(name=f"{value}/refresh", op="AssignVariableOp", device=device, input=[copy, value])
-    refresh.attr["dtype"].type = dtype
-    editor.add(refresh)
+    device, dtype = editor[copy].device, tf.as_dtype(editor[copy].attr["dtype"].type)
+    refresh = editor.add_op("AssignVariableOp", f"{value}/refresh", [copy, value], dtype, device)
     # A data edge: a loop's body may query the shape of its input before the loop's control inputs have run.
-    fresh = NodeDef(name=f"{value}/fresh", op="Identity", device=device, input=[copy, f"^{refresh.name}"])
-    fresh.attr["T"].type = tf.resource.as_datatype_enum
-    return editor.add(fresh)
+    return editor.add_op("Identity", f"{value}/fresh", [copy, f"^{refresh}"], tf.resource, device)
 
 
 def wait_for(editor: GraphEditor, name: str) -> list[str]:
@@ -60,9 +53,10 @@ def wait_for(editor: GraphEditor, name: str) -> list[str]:
     types = list(types_of_outputs(node)) if op_def_registry.get(node.op) else []  # not a function called as an op
     waits = [name]
     for k, dtype in enumerate(types):
-        result = NodeDef(name=f"{name}/result_{k}", op="Identity", input=[f"{name}:{k}"])
-        result.attr["T"].type = dtype
-        waits.append(result.name if result.name in editor else editor.add(result))
+        result = f"{name}/result_{k}"
+        if result not in editor:
+            editor.add_op("Identity", result, [f"{name}:{k}"], tf.as_dtype(dtype))
+        waits.append(result)
     return waits
 
 

@@ -158,10 +158,9 @@ class _Pass:
             if source in one.nodes or source in self.constant:
                 continue
             value = self._gathered_again(source) + name.removeprefix(source)
-            node = tf.compat.v1.NodeDef(name=f"{source}-{self._entered}.{output_index(name)}{suffix}", op="Identity")
-            node.input[:] = [as_input(value), *(f"^{gate}" for gate in gates)]
-            node.attr["T"].type = type_of(self.graph_index, name)
-            entries[name] = editor.add(node)
+            entry, inputs = f"{source}-{self._entered}.{output_index(name)}{suffix}", [as_input(value)]
+            inputs += [f"^{gate}" for gate in gates]
+            entries[name] = editor.add_op("Identity", entry, inputs, tf.as_dtype(type_of(self.graph_index, name)))
         self._entered += 1
         return entries
 

@@ -230,21 +230,15 @@ def _require_reads_that_run(step: PlacedStep, stages: Stages, variable: Variable
 
 def _read(editor: GraphEditor, variable: Variable, run: _Run, updates: Sequence[str]) -> str:
     inputs = [variable.handle, *([f"^{run.after}"] if run.after else ()), *(f"^{update}" for update in updates)]
-    node = NodeDef(name=f"autodist/state/{run.label}/before", op="ReadVariableOp", input=inputs)
-    node.attr["dtype"].type = variable.dtype.as_datatype_enum
-    return tensor(editor.add(node))
+    return tensor(editor.add_op("ReadVariableOp", f"autodist/state/{run.label}/before", inputs, variable.dtype))
 
 
 def _write(editor: GraphEditor, variable: Variable, label: str, control: list[str]) -> str:
     """Adds the single write; its value is a placeholder until the combined value is known."""
-    value = NodeDef(name=f"autodist/state/{label}/combined", op="Placeholder")
-    value.attr["dtype"].type = variable.dtype.as_datatype_enum
-    editor.add(value)
-    node = NodeDef(name=f"autodist/state/{label}/write", op="AssignVariableOp")
-    node.attr["dtype"].type = variable.dtype.as_datatype_enum
+    value = editor.add_op("Placeholder", f"autodist/state/{label}/combined", (), variable.dtype)
     read = f"^autodist/state/{label}/before"
-    node.input[:] = [variable.handle, value.name, *dict.fromkeys([*control, read])]
-    return editor.add(node)
+    inputs = [variable.handle, value, *dict.fromkeys([*control, read])]
+    return editor.add_op("AssignVariableOp", f"autodist/state/{label}/write", inputs, variable.dtype)
 
 
 def _made(editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Variable, run: _Run) -> dict[str, Made]:
@@ -316,12 +310,10 @@ def _take_value(
     suffix = f"/written_before/{name}"
     copy = replace(variable, name=f"{variable.name}{suffix}", handle=f"{variable.handle}{suffix}", trainable=False)
     add_copy(editor, variable, copy.handle, suffix)
-    value = NodeDef(name=f"{copy.handle}/value", op="Identity", input=[current])
-    value.attr["T"].type = variable.dtype.as_datatype_enum
-    editor.add(value)
-    editor.note({tensor(value.name): tf.TensorSpec(variable.shape, variable.dtype)})
-    refresh = take_copy(editor, [name], [tensor(variable.handle)], copy.handle, value.name)
-    return copy, [copy.handle, value.name, *refresh]
+    value = editor.add_op("Identity", f"{copy.handle}/value", [current], variable.dtype)
+    editor.note({tensor(value): tf.TensorSpec(variable.shape, variable.dtype)})
+    refresh = take_copy(editor, [name], [tensor(variable.handle)], copy.handle, value)
+    return copy, [copy.handle, value, *refresh]
 
 
 def _become_gather(editor: GraphEditor, node: NodeDef, current: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of, tensor
 from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
@@ -37,10 +36,7 @@ def put_identity(editor: StepEditor[CapturedStep], name: str, node: str) -> None
         node: the name of the Identity.
     """
     spec = editor.spec(name)
-    made = NodeDef(name=node, op="Identity")
-    made.attr["T"].type = spec.dtype.as_datatype_enum
     readers = sorted(editor.consumers(node_of(name)))
-    editor.add(made)
+    editor.add_op("Identity", node, [name], spec.dtype)
     editor.rewire(name, tensor(node), readers)
-    editor.set_inputs(node, [name])
     editor.note({tensor(node): spec})

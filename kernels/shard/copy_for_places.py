@@ -185,9 +185,8 @@ class _Copying:
         if 0 in coordinates:
             self.editor.pass_on(name, value, dtype, control)
             return
-        copy = NodeDef(name=self._named(name, coordinates[0]), op="Identity", input=[as_input(value), *control])
-        copy.attr["T"].type = dtype.as_datatype_enum
-        self._share(name, self.editor.add(copy), coordinates)
+        copy = self.editor.add_op("Identity", self._named(name, coordinates[0]), [as_input(value), *control], dtype)
+        self._share(name, copy, coordinates)
 
     def _set_ranks(self, name: str, ranks: Sequence[tuple[int, int]]) -> None:
         """Replaces the stand-in of a rank by constants, a copy for each coordinate with another rank."""
@@ -224,11 +223,9 @@ class _Copying:
 
     def _apart(self, indices: str, coordinate: int) -> str:
         """Returns a copy of a gradient's indices for the nodes of a coordinate: no two gradients have one tensor."""
-        copy = NodeDef(name=self._named(f"indices/{node_of(indices)}", coordinate), op="Identity")
-        copy.input[:] = [as_input(indices)]
-        copy.attr["T"].type = self.editor.spec(indices).dtype.as_datatype_enum
         own = [c for c in self.editor.consumers(node_of(indices)) if self.parts.get(c, (0, c))[0] == coordinate]
-        made = tensor(self.editor.add(copy))
+        copy, dtype = self._named(f"indices/{node_of(indices)}", coordinate), self.editor.spec(indices).dtype
+        made = tensor(self.editor.add_op("Identity", copy, [as_input(indices)], dtype))
         self.editor.rewire(indices, made, own)
         self.sources[made] = indices
         return made

@@ -129,15 +129,12 @@ class _Split:
                     yield reader, position
 
     def _insert_barrier(self, node: NodeDef, reader: str, position: int) -> None:
-        made = NodeDef(name=f"autodist/split_constants/{reader}/{position}/{node.name}", op="Identity")
-        made.input.append(node.name)
-        made.device = node.device
-        made.attr["T"].type = node.attr["dtype"].type
-        self._editor.add(made)
-        self._editor.note({tensor(made.name): self._step.spec_of(tensor(node.name))})
-        self._barriers.add(made.name)
-        self._copies[made.name] = node.name
-        self._read(reader, position, made.name)
+        name, spec = f"autodist/split_constants/{reader}/{position}/{node.name}", self._step.spec_of(tensor(node.name))
+        self._editor.add_op("Identity", name, [node.name], spec.dtype, node.device)
+        self._editor.note({tensor(name): spec})
+        self._barriers.add(name)
+        self._copies[name] = node.name
+        self._read(reader, position, name)
 
     def to_step(self) -> CapturedStep:
         """Returns the step, with annotations that contain the copies."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.editor import NodeDef
 from autodist.graph.effects import Effects
 from autodist.graph.names import as_input, data_inputs, is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
@@ -133,11 +132,7 @@ class WholeCopies:
         It reads the copy by the handle after the refresh: what waits for a conditional does not wait for the inputs of
         the branch that was not taken.
         """
-        dtype = variable.dtype.as_datatype_enum
-        waits = [f"^{one}" for one in wait_for(self.editor, name)]
-        read = NodeDef(name=f"{copy.handle}/after/{name}", op="ReadVariableOp", input=[fresh, *waits])
-        read.attr["dtype"].type = dtype
-        own = self.divide(tensor(self.editor.add(read)), variable)
-        write = NodeDef(name=f"{copy.handle}/from/{name}", op="AssignVariableOp", input=[variable.handle, own])
-        write.attr["dtype"].type = dtype
-        return self.editor.add(write)
+        waits, dtype = [f"^{one}" for one in wait_for(self.editor, name)], variable.dtype
+        read = self.editor.add_op("ReadVariableOp", f"{copy.handle}/after/{name}", [fresh, *waits], dtype)
+        inputs = [variable.handle, self.divide(tensor(read), variable)]
+        return self.editor.add_op("AssignVariableOp", f"{copy.handle}/from/{name}", inputs, dtype)
