@@ -75,11 +75,6 @@ def nodes_with_slots_in_slices(
 def owners_in_rows(mesh: Mesh, workers: Sequence[int], data: str) -> list[int]:
     """Returns the coordinates along the data axis at which each row of a mesh has another worker.
 
-    Args:
-        mesh: the mesh.
-        workers: the worker of each place.
-        data: the data axis.
-
     Raises:
         OptionError: the workers of two rows have different numbers of places.
     """

@@ -15,11 +15,6 @@ def recomputed_blocks(
 
     The stages of a pipeline recompute everything if no patterns are set, so they need no blocks.
 
-    Args:
-        choice: the option's value.
-        strategy: the strategy that is built.
-        graph_item: the captured step.
-
     Raises:
         OptionError: a pattern matches no layer, or the option is True and no layers repeat.
     """

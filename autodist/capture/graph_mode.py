@@ -295,10 +295,6 @@ def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
 
     In TensorFlow a read without inputs usually runs first, but not always. Two workers could then return the values
     of two different steps.
-
-    Args:
-        editor: editor of the graph of one run.
-        roots: nodes of the fetches.
     """
     effects = GraphIndex(editor.to_graph_def()).effects
     writers = group_by_handle((name, effect.writes) for name, effect in effects.items())

@@ -31,10 +31,6 @@ _FIX = "Feed them: read each batch in Python (ad.distribute_dataset reads this w
 def elements_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[str]) -> list[tf.Tensor]:
     """Returns the iterator elements that a run reads, in the order of the tensors' names.
 
-    Args:
-        fetches: the fetches of the run.
-        fed: names of the fed tensors.
-
     Raises:
         CaptureError: an element is of a kind that cannot be divided among replicas.
     """

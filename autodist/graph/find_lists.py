@@ -11,12 +11,7 @@ from autodist.graph.walks import reach
 
 
 def find_lists(graph_index: GraphIndex, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
-    """Maps each node that outputs or reads a list to all nodes that lists connect with it, directly or indirectly.
-
-    Args:
-        graph_index: the index of the step's graph.
-        names: the nodes to consider.
-    """
+    """Maps each node that outputs or reads a list to all nodes that lists connect with it, directly or indirectly."""
     neighbours: dict[str, set[str]] = {}
     makes = {name: _lists_made(graph_index, name) for name in names}
     for reader in makes:

@@ -12,12 +12,7 @@ from autodist.graph.step import CapturedStep
 
 
 def gradient_rows(step: CapturedStep, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Returns the number of gradient rows of each sparse variable; omits those that depend on the data.
-
-    Args:
-        step: the captured step.
-        shapes: of its inputs, by name.
-    """
+    """Returns the number of gradient rows of each sparse variable; omits those that depend on the data."""
     indices: dict[str, list[str]] = {}
     for gradient in step.gradients:
         if gradient.is_sparse:

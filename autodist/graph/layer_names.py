@@ -21,10 +21,6 @@ def layer_names(step: CapturedStep, nodes: Collection[str]) -> dict[str, str]:
 
         model_1/block_1_1/dense_2/MatMul/ReadVariableOp reads model/block_1/dense/kernel
         model_1 → model,  model_1/block_1_1 → model/block_1,  model_1/block_1_1/dense_2 → model/block_1/dense
-
-    Args:
-        step: the captured step.
-        nodes: names of nodes.
     """
     paths: dict[str, str] = {}
     for name in nodes:

@@ -24,10 +24,6 @@ class LoopEditor:
 
     Other loops may call the same functions, so the editor changes copies; `finish` makes the loop call these.
 
-    Args:
-        editor: of the graph of the loop.
-        name: of the loop.
-
     Attributes:
         node: of the loop.
     """
@@ -149,13 +145,7 @@ class LoopEditor:
         self._body.ret[self._body.signature.output_arg[variable].name] = spelled
 
     def add_variable(self, before: str, dtype: tf.DType, shape: tf.TensorShape) -> int:
-        """Adds a variable that keeps its value, unless `set_result` changes that; returns its number.
-
-        Args:
-            before: a tensor of the graph.
-            dtype: of the variable.
-            shape: its static shape.
-        """
+        """Adds a variable that keeps its value, unless `set_result` changes that; returns its number."""
         name = f"autodist_{len(self)}"
         for function in (self._body, self._condition):
             function.signature.input_arg.add(name=name, type=dtype.as_datatype_enum)

@@ -106,10 +106,6 @@ def blocks_of_nodes(names: Mapping[str, str], blocks: Sequence[Block]) -> dict[s
 
     The scope of a block may be within a node's name: TensorFlow puts the gradient of SCOPE/op in `gradient_tape/SCOPE/`
     or `gradients/SCOPE/`.
-
-    Args:
-        names: the captured name of each node.
-        blocks: the blocks.
     """
     by_scope = {tuple(scope.split("/")): block for block in blocks for scope in block.scopes}
     longest = max(map(len, by_scope), default=0)

@@ -21,9 +21,6 @@ class StaticShapes:
 
     The lengths of a batch are then known numbers, so shapes that the step computes from other shapes are known, too. A
     length that is a multiple of such a prime depends on the batch.
-
-    Args:
-        step: the step.
     """
 
     def __init__(self, step: CapturedStep) -> None:

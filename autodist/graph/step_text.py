@@ -29,12 +29,7 @@ from autodist.sharding import lines_of
 
 
 def text_of_step(step: Step, captured: Step) -> str:
-    """Returns the program of one worker and the placements of its variables, as text.
-
-    Args:
-        step: the rewritten step.
-        captured: the step before the rewrite.
-    """
+    """Returns the program of one worker and the placements of its variables, as text."""
     holders, owners = (step.holders, step.owners) if isinstance(step, StepWithOwners) else ({}, {})
     synchrony_of = step.synchrony_of if isinstance(step, ReplicatedStep) else {}
     return _text(

@@ -44,13 +44,7 @@ class Divided:
 
 
 def divided(ctx: OpContext, rule: FactorRule | None, operands: Mapping[int, Operand]) -> Divided | UnknownFact:
-    """Returns the division of operands, at least one of them with rows, by the factor rule of their op.
-
-    Args:
-        ctx: the op.
-        rule: its factor rule.
-        operands: by their positions.
-    """
+    """Returns the division of operands, at least one of them with rows, by the factor rule of their op."""
     if rule is None:
         return ctx.unknown("the axes on which it works, or the ranks of its inputs, are not known; set their shapes")
     with_rows = {k: o.rows for k, o in operands.items() if isinstance(o, Form) and o.rows is not None}

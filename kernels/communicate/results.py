@@ -13,9 +13,6 @@ from autodist.graph.step_editor import StepEditor
 class Results:
     """Collects the tensors with which one synchronizer replaces pending reductions.
 
-    Args:
-        step: the step.
-
     Attributes:
         editor: the editor of the step.
     """

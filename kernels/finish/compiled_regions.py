@@ -30,10 +30,9 @@ COMPUTE, SHARED, UPDATE = "compute", "shared", "update"
 
 @dataclass(frozen=True)
 class PartOf:
-    """Maps a node to the part of the step that it belongs to; None if a kernel created it. Parts may run in parallel.
+    """Maps a node to the part of the step that it belongs to; None if a kernel created it.
 
-    Args:
-        step: the step.
+    Parts may run in parallel.
     """
 
     step: ReplicatedStep
@@ -66,12 +65,7 @@ def _copied(step: ReplicatedStep) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Marks:
-    """The nodes of a step that XLA is to compile, if it can.
-
-    Args:
-        step: the step.
-        compilation: what XLA compiles of it.
-    """
+    """The nodes of a step that XLA is to compile, if it can."""
 
     step: ReplicatedStep
     compilation: strategy_pb2.Compilation

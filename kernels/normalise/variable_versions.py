@@ -49,9 +49,6 @@ class Arithmetic:
     """Adds nodes that read and write variables and compute their versions.
 
     Names of added nodes are relative to "autodist/".
-
-    Args:
-        editor: the editor of the step.
     """
 
     def __init__(self, editor: StepEditor[Step]) -> None:

@@ -65,13 +65,7 @@ class RecomputeBlocks(Kernel[ReplicatedStep, ReplicatedStep]):
 
 
 class _Pass:
-    """The recomputation for one backward pass.
-
-    Args:
-        step: the step.
-        context: the worker, and the strategy.
-        position: of the backward pass.
-    """
+    """The recomputation for one backward pass."""
 
     def __init__(self, step: ReplicatedStep, context: Context, position: int) -> None:
         self.step, self.context, self.position = step, context, position

@@ -28,13 +28,7 @@ def sharding_of(annotations: Annotations, tensor: str) -> Constraint | None:
 
 
 def put_identity(editor: StepEditor[CapturedStep], name: str, node: str) -> None:
-    """Puts an Identity, on which a constraint may stand, between a tensor and the nodes that read it.
-
-    Args:
-        editor: of the step.
-        name: of the tensor.
-        node: the name of the Identity.
-    """
+    """Puts an Identity, on which a constraint may stand, between a tensor and the nodes that read it."""
     spec = editor.spec(name)
     readers = sorted(editor.consumers(node_of(name)))
     editor.add_op("Identity", node, [name], spec.dtype)

@@ -51,12 +51,7 @@ class CopyForPlaces(Kernel[PlacedStep, PlacedStep]):
 
 
 class _Copying:
-    """The work of one `CopyForPlaces.apply`.
-
-    Args:
-        step: the program of a place.
-        context: the worker.
-    """
+    """The work of one `CopyForPlaces.apply`."""
 
     def __init__(self, step: PlacedStep, context: Context) -> None:
         assert context.mesh is not None, "only a mesh has places"

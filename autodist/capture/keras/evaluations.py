@@ -152,11 +152,6 @@ class Shared:
 
     The first batch of an evaluation decides: if all workers have the same batch, steps and length of the data, all
     replicas share the batches.
-
-    Args:
-        evaluations: the evaluations of the scope.
-        model: the evaluated model.
-        name: "test" or "predict".
     """
 
     def __init__(self, evaluations: Evaluations, model: keras.Model, name: str) -> None:

@@ -21,12 +21,7 @@ def having(traits: Trait) -> frozenset[str]:
 
 
 def linear_operands(op: str, count: int) -> tuple[Sequence[int], bool] | None:
-    """Returns (operands in which an op is linear, True if in each separately); None: unspecified.
-
-    Args:
-        op: the op.
-        count: the number of its operands.
-    """
+    """Returns (operands in which an op is linear, True if in each separately); None: unspecified."""
     rule = TABLE[op].linear if op in TABLE else None
     return None if rule is None else (rule.positions(count), rule.apart)
 
