@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.index import GraphIndex, copy_without
-from autodist.graph.names import as_input, is_control, node_of, renamed, tensor
+from autodist.graph.names import as_input, data_inputs, is_control, node_of, renamed, tensor
 from autodist.graph.op_types import type_attribute
+from autodist.graph.walks import reach
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 GraphDef: TypeAlias = tf.compat.v1.GraphDef
@@ -220,18 +221,12 @@ class GraphEditor:
 
     # -- walks -----------------------------------------------------------------------------------------------------
 
-    def ancestors(self, roots: Iterable[str], *, control: bool = True, stop: Collection[str] = ()) -> set[str]:
-        """Returns the nodes `roots` and all their inputs, transitively; excludes nodes in `stop` and their inputs."""
-        result: set[str] = set()
-        front = [node_of(r) for r in roots]
-        while front:
-            name = front.pop()
-            if name in result or name in stop:
-                continue
-            result.add(name)
-            inputs = self[name].input
-            front.extend(map(node_of, inputs if control else [i for i in inputs if not is_control(i)]))
-        return result
+    def ancestors(self, roots: Iterable[str], *, control: bool = True) -> set[str]:
+        """Returns the nodes `roots` and all their inputs, transitively; those by data alone unless `control`."""
+        return reach(
+            map(node_of, roots),
+            lambda name: map(node_of, self[name].input if control else data_inputs(self[name])),
+        )
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

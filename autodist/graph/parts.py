@@ -146,6 +146,21 @@ class EvenSharesRequired:
 
 
 @dataclass(frozen=True)
+class PipelinePart:
+    """Position of a captured node of the compute part in a pipeline.
+
+    Attributes:
+        stage: the pipeline stage that computes it.
+        is_backward: True if it depends on the seed of the loss.
+        is_held: True if it depends on variables alone and is therefore the same for all micro-batches.
+    """
+
+    stage: int
+    is_backward: bool = False
+    is_held: bool = False
+
+
+@dataclass(frozen=True)
 class OuterStep:
     """Nodes that run between two steps, once every some steps.
 

@@ -9,7 +9,7 @@ from autodist.graph.find_shared_before import find_shared_before
 from autodist.graph.find_stages import find_stages
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
-from autodist.graph.pipeline_part import PipelinePart
+from autodist.graph.parts import PipelinePart
 from autodist.graph.seeds import live_calls
 from autodist.graph.stage_marks import marked_stage
 from autodist.graph.step import CapturedStep

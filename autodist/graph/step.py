@@ -20,10 +20,10 @@ from autodist.graph.parts import (
     GradientCall,
     OuterStep,
     PendingReduction,
+    PipelinePart,
     Variable,
     VariableGradient,
 )
-from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.stages import NO_STAGES, Stages
 from autodist.graph.subgraph import SpecOf, unknown_spec
 from autodist.layout import Propagation

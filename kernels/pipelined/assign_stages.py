@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from autodist.graph.effects import passes_handle
 from autodist.graph.names import is_control, node_of
+from autodist.graph.parts import PipelinePart
 from autodist.graph.pipeline_assignment import Assignment
-from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.step import PlacedStep, StepWithOwners
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants, redirect_control_inputs
