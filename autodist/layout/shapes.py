@@ -106,7 +106,9 @@ def spread(ctx: OpContext, dims: Dims | None, value: Form | Statistic | UnknownF
         return ctx.unknown("its shape is not known")
     batch = counted_batch(ctx, 1 if ctx.node.op == "BroadcastTo" else 0, dims)
     if batch is None:
-        return value if dims.is_replicated else _unsupported_shape(ctx)
+        if dims.is_replicated:
+            return value
+        return ctx.unknown("its shape depends on the batch other than by one axis of examples")
     if isinstance(value, Statistic) or value.base is not Base.REPLICATED:
         return _spread_statistic(ctx, value, batch)
     return Form(batch, value.factors, value.mixed_at)
@@ -143,10 +145,6 @@ def lengths_in_turn(ctx: OpContext, index: int) -> Dims | None:
 def _read_by(ctx: OpContext, node: tf.compat.v1.NodeDef | None, op: str) -> tf.compat.v1.NodeDef | None:
     """Returns the producer of the first input of a node, if that node has this op."""
     return None if node is None or node.op != op else ctx.scope.producer(tensor_name(node.input[0]))
-
-
-def _unsupported_shape(ctx: OpContext) -> UnknownFact:
-    return ctx.unknown("its shape depends on the batch other than by one axis of examples")
 
 
 def batch_of(dims: Dims) -> Sharded | None:

@@ -299,11 +299,6 @@ def merge(
     return found
 
 
-def reader_of(queue: NodeDef) -> int:
-    """Returns the worker that the messages of an outbox go to, or that has an inbox."""
-    return int(queue.attr["shared_name"].s.decode().rsplit("/", 1)[1])
-
-
 def known_shapes(like: Sequence[Like]) -> tuple[tf.TensorShape, ...] | None:
     """Returns the shapes if all are fully defined, else None: a queue has all shapes or none."""
     shapes = tuple(t.shape for t in like)

@@ -93,18 +93,10 @@ def _product(one: Sign, other: Sign) -> Sign:
     return min(one, other, Sign.NOT_NEGATIVE)
 
 
-def _largest(one: Sign, other: Sign) -> Sign:
-    return max(one, other)
-
-
-def _smallest(one: Sign, other: Sign) -> Sign:
-    return min(one, other)
-
-
 _BINARY: Mapping[str, Callable[[Sign, Sign], Sign]] = {
     **dict.fromkeys(having(Trait.ADDITION), _sum),
-    "Maximum": _largest,
-    "Minimum": _smallest,
+    "Maximum": max,
+    "Minimum": min,
     "Mul": _product,
     "RealDiv": _product,
 }

@@ -13,7 +13,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import as_input, data_inputs, is_control, node_of, tensor
 from autodist.graph.node_rules import ROW, NodeRule, Rules, Side
 from autodist.graph.ops import Factor, ReducedBy, Trait, having
-from autodist.graph.parts import GradientCall, Variable, VariableGradient
+from autodist.graph.parts import GradientCall, Variable
 from autodist.graph.step import PlacedStep
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.shard.divisible import require_lengths, without_batch_axis
@@ -105,7 +105,10 @@ class _ShardingTensors:
                 name: holder_of_part(one, self._variable(self.step.by_name[name]))
                 for name, one in self.step.holders.items()
             },
-            gradients=tuple(self._gradient(g) for g in self.step.gradients),
+            gradients=tuple(
+                replace(gradient, tensors=tuple(map(self.program.current, gradient.tensors)))
+                for gradient in self.step.gradients
+            ),
             gradient_calls=tuple(self._call(c) for c in self.step.gradient_calls),
             flows=ReshardedFlows(flows, self.program.source_of, frozenset(self.program.added)),
         )
@@ -281,9 +284,6 @@ class _ShardingTensors:
         shape = tuple(n // self.mesh.count(a) for n, a in zip(variable.shape, axes, strict=True))
         self.editor[variable.handle].attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
         return replace(variable, shape=shape)
-
-    def _gradient(self, gradient: VariableGradient) -> VariableGradient:
-        return replace(gradient, tensors=tuple(map(self.program.current, gradient.tensors)))
 
     def _call(self, call: GradientCall) -> GradientCall:
         terms = tuple(replace(term, tensor=self.program.current(term.tensor)) for term in call.terms)

@@ -263,10 +263,6 @@ def _gather_parts_of_rows(work: Work, node: NodeDef, cut: PartitionedVariable, i
     return True
 
 
-def _gather_nd(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
-    return _of_whole(work, node, cut, tf.gather_nd)
-
-
 def _of_whole(
     work: Work, node: NodeDef, cut: PartitionedVariable, gather: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> bool:
@@ -288,7 +284,7 @@ def _of_whole(
 READS: Mapping[str, Callable[[Work, NodeDef, PartitionedVariable], bool]] = {
     "ReadVariableOp": read,
     "ResourceGather": _gather,
-    "ResourceGatherNd": _gather_nd,
+    "ResourceGatherNd": functools.partial(_of_whole, gather=tf.gather_nd),
     "VariableShape": _shape,
     "VarIsInitializedOp": _is_initialized,
 }

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.loss_terms import loss_kind
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import data_inputs, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, RowJoin, VariableGradient
 from autodist.graph.seeds import Undecided, calls_through_all_reduce, live_calls, seed_weight
 from autodist.graph.subgraph import Template, subgraph
@@ -211,16 +211,14 @@ class GradientReductions:
         needed: dict[str, str] = {}  # by tensor, its first reader
         reading = {name for one in self._reducer.replica_dependent for name in self._reducer.editor.consumers(one)}
         for name in sorted(reading & self._reducer.stages.once, key=self._reducer.stages.order.__getitem__):
-            for read in map(tensor, filter(self._is_data_of_replica, self._reducer.editor[name].input)):
-                if read not in reduced and self._reducer.step.spec_of(read).dtype != tf.string:
+            for read in data_inputs(self._reducer.editor[name]):
+                is_of_replica = node_of(read) in self._reducer.replica_dependent and read not in reduced
+                if is_of_replica and self._reducer.step.spec_of(read).dtype != tf.string:
                     needed.setdefault(read, name)
         for position, (name, reader) in enumerate(needed.items()):
             readers = self._reducer.late_readers(name)
             whole = self._whole(f"update_input/{position}", name, reader, statistics)
             self._reducer.editor.rewire(name, whole, readers)
-
-    def _is_data_of_replica(self, name: str) -> bool:
-        return not is_control(name) and node_of(name) in self._reducer.replica_dependent
 
     def _whole(self, label: str, name: str, reader: str, statistics: Statistics) -> str:
         """Returns the whole batch's value of a tensor that an update reads from the compute part."""

@@ -125,13 +125,10 @@ class Statistics:
             node = self._reducer.step.graph_index.nodes[front.pop()]
             if node.name in self._trained or not is_function_of_inputs(node.op) or len(region) > MOST_NODES:
                 return None
-            more = {node_of(i) for i in data_inputs(node) if not self._is_leaf(self._kind_of_input(i))}
+            more = {node_of(i) for i in data_inputs(node) if not self._is_leaf(self._reducer.flows.kind(i))}
             front += more - region
             region |= more
         return region
-
-    def _kind_of_input(self, spelling: str) -> Kind:
-        return self._reducer.flows.kind(tensor(spelling))
 
     def _is_known(self, name: str, flows: Propagation, region: set[str]) -> bool:
         """Returns True if a tensor can be reduced, or is arithmetic on such, once all replicas share some of them."""

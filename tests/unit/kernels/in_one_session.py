@@ -9,7 +9,6 @@ from autodist.graph.inboxes import SOURCE, inboxes_of, queue_of
 from autodist.graph.names import node_of
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
-from autodist.kernels.communicate.communicator import reader_of
 
 TRANSFER = "transfer"
 """Name scope of the nodes that move a message to an inbox."""
@@ -33,7 +32,8 @@ def readers_of(step: Step) -> dict[str, int]:
     """The worker that the message of each enqueue goes to; for outboxes, whose names end with it."""
     nodes = {node.name: node for node in step.graph_def.node}
     queues = {node.name: nodes[node_of(node.input[0])] for node in nodes.values() if node.op == "QueueEnqueueV2"}
-    return {name: reader_of(queue) for name, queue in queues.items()}
+    shared = {name: queue.attr["shared_name"].s.decode() for name, queue in queues.items()}
+    return {name: int(one.rpartition("/")[2]) for name, one in shared.items()}
 
 
 def partners_of(step: Step) -> set[int]:
