@@ -228,6 +228,14 @@ def test_what_nobody_reads_goes_with_what_led_to_it_alone():
     assert_index_is_right(editor)
 
 
+def test_a_node_of_an_op_with_one_type_has_it_as_its_attribute():
+    editor = GraphEditor(from_text("a = Placeholder()"))
+    copy = editor.add_op("Identity", "copy", ["a"], tf.float64, "/cpu:0")
+    read = editor.add_op("ReadVariableOp", "read", ["handle", "^copy"], tf.int32)
+    assert (editor[copy].attr["T"].type, editor[read].attr["dtype"].type) == (tf.float64, tf.int32)
+    assert (editor[copy].device, list(editor[read].input)) == ("/cpu:0", ["handle", "^copy"])
+
+
 def test_ancestors_by_data_leave_control_inputs_out():
     editor = GraphEditor(from_text("a = Placeholder()\nb = Neg(a)\nc = Placeholder()\nd = Neg(b, ^c)"))
     assert editor.ancestors(["d:0"], control=False) == {"a", "b", "d"}

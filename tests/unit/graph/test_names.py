@@ -25,3 +25,11 @@ def test_control_inputs_name_a_node(node):
 
 def test_the_tenth_output_is_not_the_first():
     assert names.as_input("a:10") == "a:10"
+
+
+@given(NODES, NODES, st.integers(0, 12))
+def test_a_renamed_input_is_the_same_output_of_another_node(node, other, index):
+    renamed = names.renamed(names.as_input(f"{node}:{index}"), {node: other})
+    assert names.tensor(renamed) == f"{other}:{index}"
+    assert names.renamed(f"^{node}", {node: other}) == f"^{other}"
+    assert names.data_renamed([f"^{node}", node], {node: other}) == [f"^{node}", other]
