@@ -29,8 +29,7 @@ def sources_of(step: CapturedStep, seeds: Iterable[str], draws: Iterable[str]) -
 def sources_of_replicas(step: Step, graph_index: GraphIndex) -> list[str]:
     """Returns the nodes of a replicated step at which differences between replicas originate."""
     named = {node_of(name) for name in (*step.batch_axes, EXAMPLES, ALL_EXAMPLES)}
-    named |= {call.seed for call in step.gradient_calls}
-    named |= {term.seed for call in step.gradient_calls for term in call.terms}
+    named |= {seed for call in step.gradient_calls for seed in call.seeds}
     drawn = {node.name for node in graph_index.having(Trait.SEEDED)}
     return [name for name in graph_index.nodes if name in named or name in drawn]
 

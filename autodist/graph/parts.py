@@ -123,6 +123,11 @@ class GradientCall:
     terms: tuple[Term, ...] = ()
     is_settled: bool = False
 
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The node of its scale, and those of the scales of its terms."""
+        return self.seed, *(term.seed for term in self.terms)
+
 
 @dataclass(frozen=True)
 class EvenSharesRequired:

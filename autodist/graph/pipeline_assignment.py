@@ -96,8 +96,8 @@ class Assignment:
                 "pipeline runs forward and backward once per step. Compute the gradients of the sum of the losses in "
                 "one call, train with a step for each loss, or use a strategy without pipeline stages, e.g. AllReduce.",
             )
-        seeds = [name for call in calls for name in (call.seed, *(term.seed for term in call.terms))]
-        return reach([s for s in seeds if s in self.graph_index.nodes], self.graph_index.consumers.__getitem__)
+        seeds = [seed for call in calls for seed in call.seeds if seed in self.graph_index.nodes]
+        return reach(seeds, self.graph_index.consumers.__getitem__)
 
     def _sources_of(self, name: str) -> list[str]:
         """Returns the inputs of a node and the earlier writes of the shared variables that it reads."""

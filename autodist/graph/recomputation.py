@@ -96,9 +96,8 @@ def backward_passes(step: Step) -> tuple[frozenset[str], ...]:
     """Returns, for each call of `gradient` that the step needs, the nodes that depend on its seed."""
     is_planned = not (step.outputs or step.targets)  # the entire graph of a session
     calls = step.gradient_calls if is_planned else [step.gradient_calls[k] for k in live_calls(step)]
-    seeds = ([call.seed, *(term.seed for term in call.terms)] for call in calls)
     onward = step.graph_index.consumers
-    return tuple(frozenset(reach((s for s in names if s in onward), onward.__getitem__)) for names in seeds)
+    return tuple(frozenset(reach((s for s in call.seeds if s in onward), onward.__getitem__)) for call in calls)
 
 
 def blocks_of_nodes(names: Mapping[str, str], blocks: Sequence[Block]) -> dict[str, Block]:

@@ -6,7 +6,7 @@ its share of the whole batch, w / Σ w; that of a sum or of rows is 1.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from autodist.graph.loss_terms import find_terms, loss_kind
@@ -68,18 +68,18 @@ def live_calls(step: Step) -> list[int]:
     """Returns the positions of the calls of `gradient` that an output or target depends on."""
     roots = [*map(node_of, step.outputs), *step.targets]
     needed = reach(roots, step.graph_index.sources.__getitem__)
-    return [k for k, call in enumerate(step.gradient_calls) if not needed.isdisjoint(_seeds_of(call, call.terms))]
+    return [k for k, call in enumerate(step.gradient_calls) if not needed.isdisjoint(call.seeds)]
 
 
-def varying_seeds(step: CapturedStep, flows: Propagation) -> list[str]:
+def replica_dependent_seeds(step: CapturedStep, flows: Propagation) -> list[str]:
     """Returns the seeds that differ between replicas, once the terms are settled."""
     reduced = reduced_calls(step)
-    result = []
+    result: list[str] = []
     for k in live_calls(step):
         call = step.gradient_calls[k]
         weight = None if call.terms else seed_weight(step, flows, call, k in reduced)
         if k in reduced or call.terms or not (weight is None or isinstance(weight, Undecided)):
-            result += _seeds_of(call, call.terms)
+            result += call.seeds
     return result
 
 
@@ -125,7 +125,3 @@ def calls_through_all_reduce(step: CapturedStep, but: Collection[int]) -> set[in
     candidates = [k for k in range(len(step.gradient_calls)) if k not in but] if gradients else []
     seen = {k: find_linearity(step.graph_index, [step.gradient_calls[k].seed]) for k in candidates}
     return {k for k, linearity in seen.items() if any(linearity.of(name) is Grade.LINEAR for name in gradients)}
-
-
-def _seeds_of(call: GradientCall, terms: Sequence[Term]) -> list[str]:
-    return [call.seed, *(term.seed for term in terms)]

@@ -86,7 +86,7 @@ def inline_state(step: CapturedStep, plan: Plan) -> CapturedStep:
         return step
     stages = find_stages(step)
     draws = [name for name, _ in reads_to_offset(GraphEditor(step.graph_def, step.graph_index), step)]
-    seeds = [name for call in step.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
+    seeds = [seed for call in step.gradient_calls for seed in call.seeds]
     replica_dependent = find_replica_dependent(step, sources_of(step, seeds, draws), stages)
     waited_for = _written_before_use(step, stages, plan)
     chosen = [

@@ -158,8 +158,7 @@ class _Gathers:
     @cached_property
     def _after_loss(self) -> set[str]:
         """The nodes that depend on the seed of the loss: the backward pass and the updates."""
-        calls = [self._step.gradient_calls[k] for k in self._calls]
-        seeds = [name for call in calls for name in (call.seed, *(term.seed for term in call.terms))]
+        seeds = [seed for k in self._calls for seed in self._step.gradient_calls[k].seeds]
         return reach([s for s in seeds if s in self._graph_index.nodes], self._graph_index.consumers.__getitem__)
 
     @cached_property

@@ -16,7 +16,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.origins import Origins
 from autodist.graph.parts import PendingReductionKind, Variable
 from autodist.graph.recomputation import backward_passes
-from autodist.graph.seeds import varying_seeds
+from autodist.graph.seeds import replica_dependent_seeds
 from autodist.graph.stages import Stages
 from autodist.graph.step import PlacedStep, ReplicatedStep
 from autodist.graph.step_editor import StepEditor
@@ -87,7 +87,7 @@ class _Replication:
         draws = [node for node, _ in states]
         replica_dependent = set(
             find_replica_dependent(
-                self.step, sources_of(self.step, varying_seeds(self.step, self.flows), draws), self.stages
+                self.step, sources_of(self.step, replica_dependent_seeds(self.step, self.flows), draws), self.stages
             )
         )
         added = self._draw_for_own_examples(states, replica_dependent)
