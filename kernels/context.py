@@ -198,7 +198,7 @@ class Context:
         return self.workers == 1 or self.strategy.graph_config.one_machine
 
     def compilation(self, step: Step) -> strategy_pb2.Compilation:
-        """Returns what XLA compiles of a step: as the strategy says, or else as the script requests."""
+        """Returns what XLA compiles of a step: as the strategy sets it, or else as the script requests."""
         if self.strategy.graph_config.HasField("compilation"):
             return self.strategy.graph_config.compilation
         if step.jit_compile:

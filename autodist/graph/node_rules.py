@@ -53,7 +53,7 @@ class NodeRule:
     Attributes:
         node: the node.
         operands: by position; None for an operand of unknown rank.
-        results: by position; None likewise.
+        results: by position; None for a result of unknown rank.
         rule: the factor rule; None if the node needs its operands whole.
     """
 

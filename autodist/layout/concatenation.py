@@ -205,9 +205,9 @@ def _split(ctx: OpContext, data: int, number: int) -> Fact | list[Fact]:
     form = form_of(fact)
     if not isinstance(form, Form) or form.rows is None:
         return [form] * number
-    beside = with_result_axis(ctx, form, data)
-    if isinstance(beside, Form) or factor_rule(ctx) is None:
-        return [beside] * number
+    along_another = with_result_axis(ctx, form, data)
+    if isinstance(along_another, Form) or factor_rule(ctx) is None:
+        return [along_another] * number
     parts = _unstacked(form, number) if ctx.node.op == "Split" else _split_at_lengths(ctx, form)
     apart = ctx.unknown("it splits the batch axis")
     sizes = ctx.elements(1) if ctx.node.op == "SplitV" else None

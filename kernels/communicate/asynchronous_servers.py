@@ -37,7 +37,7 @@ class AsynchronousServers(Kernel[ReplicatedStep, ReplicatedStep]):
     are owned too and count every worker's updates. With staleness s, workers also exchange ticks: no worker ends a step
     before all others have ended the step s steps earlier (Ho et al., NeurIPS 2013).
 
-        g → update(v)    becomes    g → send,  done;    beside it:    g → lock → update(v) → unlock → done
+        g → update(v)    becomes    g → send,  done;    in parallel:    g → lock → update(v) → unlock → done
     """
 
     name: ClassVar[str] = "asynchronous-servers"

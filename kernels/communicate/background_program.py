@@ -1,4 +1,4 @@
-"""BackgroundProgram: the updates of stale variables and of their cached copies, in a program beside the steps."""
+"""BackgroundProgram: the updates of stale variables and of their cached copies, in parallel with the steps."""
 
 from __future__ import annotations
 

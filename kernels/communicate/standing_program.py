@@ -1,4 +1,4 @@
-"""StandingProgram: nodes of a step as a program that runs beside the step and waits for it in advance."""
+"""StandingProgram: nodes of a step as a program that runs in parallel with the step and waits for it in advance."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class StandingProgram:
 
 @dataclass(frozen=True)
 class MovedNodes:
-    """Nodes of a step that a program beside it runs, and the edges between the two.
+    """Nodes of a step that a program in parallel with it runs, and the edges between the two.
 
     Attributes:
         names: the nodes, in topological order.

@@ -54,12 +54,12 @@ class ReportTableWrites(Kernel[CapturedStep, CapturedStep]):
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if context.worker == 0 and any(gradient.is_sparse for gradient in step.gradients):
             for table, writes in find_table_writes(step).items():
-                tell(_report(step.by_name[table], writes))
+                log_once(_report(step.by_name[table], writes))
         return step
 
 
 @functools.cache  # a table is reported for several steps, also with other shapes
-def tell(text: str) -> None:
+def log_once(text: str) -> None:
     """Logs a text once in a process."""
     log.info(text)
 

@@ -212,7 +212,7 @@ def _concatenate(work: Work, node: NodeDef, copies: tuple[str, ...], layout: Alo
     """Replaces a node's output by the concatenation of its copies' outputs."""
     out = tensor(node.name)
     axis = layout.cut.axis if isinstance(layout, Along) else 0
-    work.know(out, layout, copies)
+    work.register(out, layout, copies)
     work.order_after(node.name, copies)
     work.becomes(node.name, lambda f: tf.concat(f.inputs(work.pieces(out)), axis))
 

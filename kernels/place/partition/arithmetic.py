@@ -46,7 +46,7 @@ def on_pieces(work: Work, node: NodeDef) -> bool:
     copies = work.clones(node, by_shard)
     work.order_after(node.name, copies)
     if result is not None:
-        work.know(out, _at(layout, result), copies)
+        work.register(out, _at(layout, result), copies)
         return True
     spec, combine = work.spec(out), _combination(rule, layout)
     work.becomes(node.name, lambda f: combine([f.input(name, spec.dtype, spec.shape) for name in copies]))

@@ -243,7 +243,7 @@ def _cut_dense(work: Work, name: str, cut: PartitionedVariable) -> _Cut:
         split = tf.split(f.input(name, spec.dtype, spec.shape), list(cut.cut.sizes), cut.cut.axis)
     pieces = tuple(map(f.name, split))
     whole = _concatenate(work, pieces, cut.cut.axis)
-    work.know(whole, Along(cut.cut), pieces)
+    work.register(whole, Along(cut.cut), pieces)
     return [(piece,) for piece in pieces], [whole]
 
 
@@ -255,8 +255,8 @@ def _route_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable
         whole = tf.concat([i + start for i, start in zip(own, cut.cut.starts, strict=True)], 0)
     all_ids = f.name(whole)
     all_values = _concatenate(work, routed.rows[0], 0)
-    work.know(all_ids, RowIds(all_ids, cut.cut), routed.ids)
-    work.know(all_values, Routed(all_ids), routed.rows[0])
+    work.register(all_ids, RowIds(all_ids, cut.cut), routed.ids)
+    work.register(all_values, Routed(all_ids), routed.rows[0])
     return list(zip(routed.ids, routed.rows[0], strict=True)), [all_ids, all_values]
 
 
@@ -270,8 +270,8 @@ def _cut_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) 
     own, pieces = tuple(map(f.name, copies)), tuple(map(f.name, split))
     all_ids = f.name(one)
     whole = _concatenate(work, pieces, cut.cut.axis)
-    work.know(all_ids, Alike(), own)
-    work.know(whole, Along(cut.cut), pieces)
+    work.register(all_ids, Alike(), own)
+    work.register(whole, Along(cut.cut), pieces)
     return list(zip(own, pieces, strict=True)), [all_ids, whole]
 
 

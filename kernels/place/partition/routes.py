@@ -56,9 +56,9 @@ def _flat_shape(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     return tf.concat([[-1], tf.shape(rows)[tf.rank(ids) :]], 0)
 
 
-def gather_rows(ids: str, asked: Route, parts: Sequence[str], f: SubgraphBuilder) -> tf.Tensor:
+def gather_rows(ids: str, routed: Route, parts: Sequence[str], f: SubgraphBuilder) -> tf.Tensor:
     """Returns the rows that the shards returned for a route, in the order of `ids`."""
     received = f.inputs(parts)
-    whole = tf.raw_ops.DynamicStitch(indices=f.inputs(asked.places), data=received)
+    whole = tf.raw_ops.DynamicStitch(indices=f.inputs(routed.places), data=received)
     (shape,) = f.inputs([ids])
     return tf.reshape(whole, tf.concat([tf.shape(shape), tf.constant(received[0].shape[1:].as_list(), tf.int32)], 0))

@@ -20,7 +20,7 @@ def passed_on(work: Work, node: NodeDef) -> bool:
     if layout is None:
         return False
     copies = work.clones(node, [[piece] for piece in work.pieces(name)])
-    work.know(out, layout, [f"{copy}:0" for copy in copies])
+    work.register(out, layout, [f"{copy}:0" for copy in copies])
     work.order_after(node.name, copies)
     return True
 
@@ -37,7 +37,7 @@ def unique(work: Work, node: NodeDef) -> bool:
         return False
     copies = work.clones(node, [[piece, *more] for piece in work.pieces(ids)])
     for index in (0, 1):
-        work.know(f"{node.name}:{index}", layouts[index], [f"{copy}:{index}" for copy in copies])
+        work.register(f"{node.name}:{index}", layouts[index], [f"{copy}:{index}" for copy in copies])
     work.order_after(node.name, copies)
     return True
 
@@ -67,7 +67,7 @@ def segment_sum(work: Work, node: NodeDef) -> bool:
     copies = work.clones(node, [list(inputs) for inputs in pieces])
     for copy in copies:
         work.editor[copy].attr["Tnumsegments"].type = tf.int32.as_datatype_enum
-    work.know(f"{node.name}:0", result, copies)
+    work.register(f"{node.name}:0", result, copies)
     work.order_after(node.name, copies)
     return True
 
@@ -109,6 +109,6 @@ def gather(work: Work, node: NodeDef) -> bool:
         return False
     pairs = zip(work.pieces(params), work.pieces(ids), strict=True)
     copies = work.clones(node, [[piece, own, axis] for piece, own in pairs])
-    work.know(f"{node.name}:0", Routed(by.key), copies)
+    work.register(f"{node.name}:0", Routed(by.key), copies)
     work.order_after(node.name, copies)
     return True

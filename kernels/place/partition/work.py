@@ -149,7 +149,7 @@ class Work:
         """Returns the pieces of a tensor that has a layout."""
         return self._pieces[name].names
 
-    def know(self, name: str, layout: Layout, pieces: Sequence[str]) -> None:
+    def register(self, name: str, layout: Layout, pieces: Sequence[str]) -> None:
         """Registers the pieces of a tensor."""
         self._pieces[name] = _Pieces(layout, tuple(map(tensor, pieces)))
         if isinstance(layout, Along | Alike):

@@ -8,7 +8,7 @@ from functools import cache
 import keras
 import pytest
 
-from autodist.kernels.rows.report_table_writes import tell
+from autodist.kernels.rows.report_table_writes import log_once
 from autodist.placement.partitioning import Partitioning
 from tests.unit.kernels.in_one_process import assert_same, one_device, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
@@ -97,7 +97,7 @@ def test_the_table_itself_is_updated_by_rows_where_only_the_slots_decay(name):
 def test_it_is_said_which_variables_are_written_whole(name, caplog):
     _, slots = COSTS_TABLE[name]
     captured, _ = captured_with(name)
-    tell.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level("INFO", "autodist"):
         for _ in range(2):
             rewritten(captured, plan(captured.step, 1, 2))
@@ -112,7 +112,7 @@ def test_it_is_said_which_variables_are_written_whole(name, caplog):
 @pytest.mark.parametrize("name", COSTS_ROWS)
 def test_nothing_is_said_of_updates_of_rows(name, caplog):
     captured, _ = captured_with(name)
-    tell.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level("INFO", "autodist"):
         rewritten(captured, plan(captured.step, 1, 2))
     assert "writes all rows" not in caplog.text
@@ -120,7 +120,7 @@ def test_nothing_is_said_of_updates_of_rows(name, caplog):
 
 def test_it_is_said_why_what_is_added_to_a_table_is_no_sum_of_rows(caplog):
     captured, _ = captured_with("adam")
-    tell.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level("INFO", "autodist"):
         rewritten(captured, plan(captured.step, 2, 1))
     (said,) = [record.getMessage() for record in caplog.records if "writes all rows" in record.getMessage()]
