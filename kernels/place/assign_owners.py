@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from autodist.graph.effects import group_by_handle
 from autodist.graph.find_stages import find_stages
-from autodist.graph.names import data_inputs, node_of
+from autodist.graph.names import node_of
 from autodist.graph.ops import Trait
 from autodist.graph.parts import Aggregation, Variable
 from autodist.graph.stages import Stages
@@ -93,10 +93,6 @@ def _common(slot: Variable, served: Iterable[str], holders: Mapping[str, Holder]
     return holder.without_copies() if holder.shape == slot.shape else None
 
 
-Nodes = Mapping[str, list[tuple[str, str]]]
-"""By node, the nodes and tensors of its data inputs."""
-
-
 def find_counters(step: CapturedStep) -> list[Variable]:
     """Returns the update counters, which every step writes with values that do not depend on the batch.
 
@@ -104,33 +100,27 @@ def find_counters(step: CapturedStep) -> list[Variable]:
     declares this for an optimizer's `iterations`.
     """
     stages = find_stages(step)
-    nodes: Nodes = {n.name: [(node_of(i), i) for i in data_inputs(n)] for n in step.graph_def.node}
-    read = _read_by_updates(stages, nodes)
-    written = _written_alike(step, stages, nodes)
+    read = _read_by_updates(step, stages)
+    written = _written_alike(step, stages)
     return [
         v for v in step.variables
         if v.handle in written and (v.handle in read or v.aggregation is Aggregation.ONLY_FIRST_REPLICA)
     ]  # fmt: skip
 
 
-def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
+def _read_by_updates(step: CapturedStep, stages: Stages) -> set[str]:
     """Returns the handles of variables, besides gradients, that the updates read."""
     gradients = {t for g in stages.gradients for t in g.tensors}
     writes = [w for w in stages.writes if w in stages.update]
-    found = _data_ancestors(nodes, writes, gradients)
+    found = reach(writes, lambda name: [node_of(i) for i in step.graph_index.inputs(name) if i not in gradients])
     return {h for name in found if name in stages.effects for h in stages.effects[name].reads}
 
 
-def _written_alike(step: CapturedStep, stages: Stages, nodes: Nodes) -> set[str]:
+def _written_alike(step: CapturedStep, stages: Stages) -> set[str]:
     """Returns the handles that the compute part writes with values that depend on no batch and no random number."""
     batch = set(map(node_of, step.batch_axes))
     batch |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
     by_handle = group_by_handle((write, stages.effects[write].writes) for write in stages.state_writes)
     seeds = {v.handle for v in step.variables if v.is_seed}
-    return {h for h, writes in by_handle.items() if h not in seeds and not batch & _data_ancestors(nodes, writes)}
-
-
-def _data_ancestors(nodes: Nodes, roots: Iterable[str], without: Iterable[str] = ()) -> set[str]:
-    """Returns the roots and their data ancestors, without following the tensors `without`."""
-    left = set(without)
-    return reach(roots, lambda name: [source for source, made in nodes[name] if made not in left])
+    of_batch = reach(batch, step.graph_index.readers)
+    return {h for h, writes in by_handle.items() if h not in seeds and of_batch.isdisjoint(writes)}
