@@ -69,6 +69,10 @@ class GraphEditor:
         """Returns the nodes that have an output of `name` as a data or control input."""
         return frozenset(self._consumers[name])
 
+    def readers(self, name: str) -> list[str]:
+        """Returns the nodes that have data of a node as an input: `consumers` without those that only wait for it."""
+        return [c for c in self.consumers(name) if name in map(node_of, data_inputs(self[c]))]
+
     def to_graph_def(self) -> tf.compat.v1.GraphDef:
         """Returns the current graph, with nodes in the order of their creation."""
         return copy_without(self._graph, self._removed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.errors import StrategyError
-from autodist.graph.names import data_inputs, is_control, node_of, tensor
+from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
@@ -144,7 +144,7 @@ class _CachedCopies:
         if self.editor[name].op != "ReadVariableOp":
             self.editor.rewire(tensor(variable.handle), cached_copy, [name])
             return [name]
-        readers = [c for c in self.editor.consumers(name) if name in self._data_inputs(c)]
+        readers = self.editor.readers(name)
         if not is_same:
             readers = [c for c in readers if c in self._cached_reads.compute]
         if not readers and not (is_same and tensor(name) in self.editor.outputs):
@@ -163,13 +163,10 @@ class _CachedCopies:
         self._shared_reads[inputs] = self.editor.add_op("ReadVariableOp", name, inputs, variable.dtype)
         return self._shared_reads[inputs]
 
-    def _data_inputs(self, name: str) -> list[str]:
-        return [*map(node_of, data_inputs(self.editor[name]))]
-
     def _drop_unread(self, name: str) -> None:
         """Removes a read whose value nothing uses; otherwise it would still run for its control dependencies."""
         returned = {*map(node_of, self.editor.outputs), *self._step.targets}
-        if name in returned or any(name in self._data_inputs(c) for c in self.editor.consumers(name)):
+        if name in returned or self.editor.readers(name):
             return
         self.editor.replace_control(name, [node_of(i) for i in self.editor[name].input if is_control(i)])
         self.editor.remove([name])

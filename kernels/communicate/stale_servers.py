@@ -10,10 +10,11 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.background_program import BackgroundProgram
 from autodist.kernels.communicate.buckets import PACK_BYTES, Bucket, key_of, make_buckets
@@ -93,15 +94,8 @@ class _Servers:
 
     def _made_from_gradients(self) -> set[str]:
         """Returns the nodes that the owners compute, outside of any step."""
-        found: set[str] = set()
-        front = [node_of(t) for pending in self.reductions for t in pending.result]
-        while front:
-            name = front.pop()
-            for consumer in self.editor.consumers(name) - found:
-                if any(node_of(i) == name and not is_control(i) for i in self.editor[consumer].input):
-                    found.add(consumer)
-                    front.append(consumer)
-        return found
+        results = [node_of(t) for pending in self.reductions for t in pending.result]
+        return reach((reader for name in results for reader in self.editor.readers(name)), self.editor.readers)
 
     def _drop_control_dependencies(self, gradient_dependent: Collection[str]) -> None:
         for name in gradient_dependent:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.editor import GraphEditor
-from autodist.graph.names import data_inputs, is_control, node_of
+from autodist.graph.index import GraphIndex
+from autodist.graph.names import is_control, node_of
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import redirect_control_inputs
@@ -35,31 +35,22 @@ class RemoveCompute(Kernel[ReplicatedStep, ReplicatedStep]):
         if context.computes or context.goes_through_stages(step):
             return step
         editor = StepEditor(step)
-        computed = _reached(editor, sources_of_replicas(step, step.graph_index))
+        computed = reach(sources_of_replicas(step, step.graph_index), step.graph_index.readers)
         editor.drop_targets(computed & set(step.targets))
         roots = [
             *map(node_of, step.outputs),
             *editor.targets,
             *(name for nodes in step.nodes_apart for name in nodes),
         ]
-        redirect_control_inputs(editor, _needed(editor, roots, computed))
+        redirect_control_inputs(editor, _needed(step.graph_index, roots, computed))
         return editor.to_step()
 
 
-def _reached(editor: GraphEditor, sources: Iterable[str]) -> set[str]:
-    """Returns the sources and all their descendants through data."""
-    return reach(sources, lambda name: [c for c in editor.consumers(name) if name in _data_sources(editor, c)])
-
-
-def _needed(editor: GraphEditor, roots: Iterable[str], computed: Set[str]) -> set[str]:
+def _needed(graph_index: GraphIndex, roots: Iterable[str], computed: Set[str]) -> set[str]:
     """Returns the roots and all their ancestors, except those in `computed` that are only control inputs."""
 
     def waits(name: str) -> list[str]:
-        return [node_of(i) for i in editor[name].input if is_control(i) and node_of(i) not in computed]
+        inputs = graph_index.nodes[name].input
+        return [node_of(i) for i in inputs if is_control(i) and node_of(i) not in computed]
 
-    return reach(roots, lambda name: [*_data_sources(editor, name), *waits(name)])
-
-
-def _data_sources(editor: GraphEditor, name: str) -> list[str]:
-    """Returns the nodes whose outputs are a node's data inputs."""
-    return [*map(node_of, data_inputs(editor[name]))]
+    return reach(roots, lambda name: [*graph_index.data[name], *waits(name)])

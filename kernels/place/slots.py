@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from autodist.graph.effects import NO_EFFECT
 from autodist.graph.find_stages import find_stages, nodes_for
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
 from autodist.graph.step import CapturedStep, Step
+from autodist.graph.walks import reach
 
 _SEVERAL_OPS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
@@ -96,21 +98,13 @@ class ServedVariables:
 
     def _made_from(self, handle: str) -> Handles:
         """Returns the known variables whose values or gradients the writes of a variable depend on."""
-        stages = self._stages
-        found: set[str] = set()
-        front = [w for w in stages.writes if handle in stages.effects[w].writes]
-        seen = set(front)
-        while front:
-            name = front.pop()
-            effect = stages.effects.get(name)
-            found.update(effect.reads & self._known if effect else ())
-            for i in self._step.graph_index.nodes[name].input:
-                if is_control(i):
-                    continue
-                source = node_of(i)
-                if tensor(i) in self._gradient_of:
-                    found.add(self._gradient_of[tensor(i)])
-                elif source in stages.once and source not in seen:
-                    seen.add(source)
-                    front.append(source)
-        return frozenset(found)
+        stages, inputs = self._stages, self._step.graph_index.inputs
+
+        def before(name: str) -> list[str]:
+            sources = [node_of(i) for i in inputs(name) if i not in self._gradient_of]
+            return [source for source in sources if source in stages.once]
+
+        names = reach((w for w in stages.writes if handle in stages.effects[w].writes), before)
+        read = (stages.effects.get(name, NO_EFFECT).reads & self._known for name in names)
+        gradients = (self._gradient_of[i] for name in names for i in inputs(name) if i in self._gradient_of)
+        return frozenset(gradients).union(*read)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep, PlacedStep
 from autodist.graph.step_editor import StepEditor
@@ -58,15 +58,9 @@ def reads_to_offset(editor: GraphEditor, step: CapturedStep) -> list[tuple[str, 
         for read in touching:
             if editor[read].op in _DRAWS:
                 reads += [
-                    (consumer, tensor(read))
-                    for consumer in sorted(editor.consumers(read))
-                    if consumer not in advancing and _takes(editor, consumer, read)
+                    (consumer, tensor(read)) for consumer in sorted(editor.readers(read)) if consumer not in advancing
                 ]
     return reads
-
-
-def _takes(editor: GraphEditor, consumer: str, source: str) -> bool:
-    return any(not is_control(i) and node_of(i) == source for i in editor[consumer].input)
 
 
 @dataclass(frozen=True)
