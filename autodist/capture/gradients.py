@@ -24,6 +24,7 @@ from autodist.tf_compat.patches import (
     TAPE_GRADIENT,
     TAPE_JACOBIAN,
     VECTORIZED,
+    Patch,
     patched,
 )
 
@@ -279,7 +280,7 @@ def recording_gradients(in_functions: bool = True, decomposer: DecomposesLoss | 
         plain = lambda t, w: graph_gradients(t, xs, w, *args, **kwargs)  # noqa: E731
         return notes.differentiate(ys, xs, grad_ys, plain, stops=stops)
 
-    wrappers = {
+    wrappers: dict[Patch, Callable[..., Any]] = {
         TAPE_GRADIENT: gradient,
         TAPE_JACOBIAN: functools.partial(jacobian, Jacobian),
         TAPE_BATCH_JACOBIAN: functools.partial(jacobian, BatchJacobian),

@@ -21,7 +21,6 @@ from autodist.cli.planned_step import held_bytes
 from autodist.graph.inboxes import inboxes_of
 from autodist.graph.step import CapturedStep, Step
 from autodist.kernels import Context, rewrite
-from autodist.kernels.communicate.communicator import reader_of
 from autodist.proto import strategy_pb2
 from autodist.strategies import (
     call_builder,
@@ -105,7 +104,7 @@ def _crossing(step: Step, worker: int) -> tuple[int, int]:
     for node in nodes.values():
         if node.op == "QueueEnqueueV2":
             (_, queue), *message = _inputs(node)
-            reader = reader_of(nodes[queue])
+            reader = int(nodes[queue].attr["shared_name"].s.decode().rpartition("/")[2])
             crossing |= {(tensor, reader) for tensor, _ in message if reader != worker}
     sources = {inbox.source for inbox in inboxes_of(step.graph_def).values()}
     return len(crossing), len(({to for _, to in crossing} | sources | set(task.values())) - {worker})
