@@ -95,7 +95,7 @@ def _prepared(
 ) -> Callable[[], object]:
     """Returns a step of one worker, with initialised variables."""
     graph_runner, prefix = graph_runners.add(step.graph_def)
-    graph_runners.inbox_loops.bring(inboxes_of(step.graph_def).values())
+    graph_runners.inbox_loops.start(inboxes_of(step.graph_def).values())
     present = {node.name for node in step.graph_def.node}
     values = {v.handle: s.numpy() for v, s in zip(captured.step.variables, captured.sources, strict=True)}
     with graph_runner.graph.as_default():

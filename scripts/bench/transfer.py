@@ -52,7 +52,7 @@ def transfer(
         loops = InboxLoops(
             index, workers, lambda graph: tf.compat.v1.Session(server.target, graph=graph), ReservedThreads()
         )
-        loops.bring(message for (_, to), message in messages.items() if to == index)
+        loops.start(message for (_, to), message in messages.items() if to == index)
         atexit.register(loops.close, CLOSE_LIMIT)
     run = session.make_callable(effects)
 
