@@ -14,17 +14,21 @@ from autodist.tf_compat.patches import TAPE_POP, TAPE_PUSH, patched
 
 @contextmanager
 def noting_records() -> Iterator[None]:
-    """Notes when tapes record, while the context is open."""
+    """Notes when tapes record, while the context is open; contexts may be nested."""
 
     def pushed(push_tape: Callable[..., Any], self: tf.GradientTape) -> None:
         if self._tape is None:  # a new tape, or one that was reset
             self._autodist_changes = []
         push_tape(self)
-        _changes_of(self).append(ops.uid())
+        changes = _changes_of(self)
+        if len(changes) % 2 == 0:
+            changes.append(ops.uid())
 
     def popped(pop_tape: Callable[..., Any], self: tf.GradientTape) -> None:
         pop_tape(self)
-        _changes_of(self).append(ops.uid())
+        changes = _changes_of(self)
+        if len(changes) % 2 == 1:
+            changes.append(ops.uid())
 
     with patched({TAPE_PUSH: pushed, TAPE_POP: popped}):
         yield

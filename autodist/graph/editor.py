@@ -90,7 +90,7 @@ class GraphEditor:
 
     def add_op(self, op: str, name: str, inputs: Iterable[str], dtype: tf.DType, device: str = "") -> str:
         """Adds a node of an op with a single type, such as an Identity or a read of a variable; returns its name."""
-        node = NodeDef(name=name, op=op, input=inputs, device=device)
+        node = NodeDef(name=name, op=op, input=map(as_input, inputs), device=device)
         node.attr[type_attribute(op)].type = dtype.as_datatype_enum
         return self.add(node)
 

@@ -117,7 +117,7 @@ def _require_rows(flows: Propagation, name: str, axis: int) -> None:
     kind = flows.kind(name)
     if isinstance(kind, PerExample) and kind.axis == axis:
         return
-    reason = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
+    reason = kind.reason if isinstance(kind, Unknown) else "they have no row for each example"
     raise RewriteError(
         f"the step gathers the rows of all replicas of {name} along axis {axis}, and these rows are not known to "
         f"belong to examples in batch order ({reason}). Gather what the model computes for each example, before "

@@ -180,7 +180,7 @@ class _Copying:
         if 0 in coordinates:
             self.editor.pass_on(name, value, dtype, control)
             return
-        copy = self.editor.add_op("Identity", self._named(name, coordinates[0]), [as_input(value), *control], dtype)
+        copy = self.editor.add_op("Identity", self._named(name, coordinates[0]), [value, *control], dtype)
         self._share(name, copy, coordinates)
 
     def _set_ranks(self, name: str, ranks: Sequence[tuple[int, int]]) -> None:
@@ -220,7 +220,7 @@ class _Copying:
         """Returns a copy of a gradient's indices for the nodes of a coordinate: no two gradients have one tensor."""
         own = [c for c in self.editor.consumers(node_of(indices)) if self.parts.get(c, (0, c))[0] == coordinate]
         copy, dtype = self._named(f"indices/{node_of(indices)}", coordinate), self.editor.spec(indices).dtype
-        made = tensor(self.editor.add_op("Identity", copy, [as_input(indices)], dtype))
+        made = tensor(self.editor.add_op("Identity", copy, [indices], dtype))
         self.editor.rewire(indices, made, own)
         self.sources[made] = indices
         return made
