@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops  # the class of data sets with one input
 
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.ended_iterators import destroy_aside
 from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
+
+log = logging.getLogger("autodist")
+
+_IGNORED = tf.data.experimental.ExternalStatePolicy.IGNORE.value
 
 
 def all_of(dataset: tf.data.Dataset) -> Iterator[Any]:
@@ -29,6 +37,55 @@ def begins_within(dataset: Any) -> bool:
     if not isinstance(dataset, tf.data.Dataset) or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         return False
     return any(kind_of(one) in ("Repeat", "Concatenate") for one in all_of(dataset))
+
+
+def has_one_order(dataset: tf.data.Dataset) -> bool:
+    """Returns False if a data set's elements may come in another order each time (`deterministic=False`)."""
+    return dataset.options().deterministic is not False and not any(map(_takes_what_comes_first, all_of(dataset)))
+
+
+def _takes_what_comes_first(dataset: Any) -> bool:
+    if kind_of(dataset) != "ParallelInterleave":
+        return bool(getattr(dataset, "_deterministic", "") == "false")
+    try:  # its object does not keep the argument
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=dataset._variant_tensor, external_state_policy=_IGNORED, strip_device_assignment=False
+        )
+    except tf.errors.OpError:
+        return False
+    graph_def = tf.compat.v1.GraphDef.FromString(graph.numpy())
+    nodes = [*graph_def.node, *(node for one in graph_def.library.function for node in one.node_def)]
+    return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
+
+
+def in_one_order(dataset: Any) -> Any:
+    """Returns data whose elements all workers read in the same order, of which each takes its own part."""
+    if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly() or has_one_order(dataset):
+        return dataset
+    _log_one_order()
+    return _InOneOrder(dataset)
+
+
+@functools.cache
+def _log_one_order() -> None:
+    log.info(
+        "deterministic=False of a data set has no effect: all workers read it in the same order, so that each example "
+        "is used once.", extra=ALIKE_EVERYWHERE,
+    )  # fmt: skip
+
+
+class _InOneOrder(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]  # TensorFlow's class has no types
+    """A data set in which `deterministic=False` has no effect."""
+
+    def __init__(self, dataset: Any) -> None:
+        variant = tf.raw_ops.OptimizeDatasetV2(
+            input_dataset=dataset._variant_tensor,
+            optimizations_enabled=["make_deterministic"],
+            optimizations_disabled=[],
+            optimizations_default=[],
+            **dataset._flat_structure,
+        )
+        super().__init__(dataset, variant)
 
 
 Read = Callable[[], Any]

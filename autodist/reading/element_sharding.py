@@ -25,7 +25,7 @@ from autodist.layout import propagate
 from autodist.layout.kinds import PerExample
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches
-from autodist.reading.data_sets import kind_of
+from autodist.reading.data_sets import has_one_order, kind_of
 from autodist.tf_compat.do_not_convert import ours
 
 log = logging.getLogger("autodist")
@@ -142,7 +142,7 @@ def _split_pipeline(dataset: Any) -> _Pipeline | UnshardedMap | None:
             return UnshardedMap(_named(one), reason)
     if kind_of(batch) not in _BATCHES:
         return _map_before(batch, f"{kind_of(batch)} comes after it")
-    if dataset.options().deterministic is False or getattr(batch, "_deterministic", "") == "false":
+    if not has_one_order(dataset):
         return _map_before(batch, "the order is not deterministic (deterministic=False)")
     elements, base = _stretch(batch._input_dataset)
     for number, one in enumerate(elements):

@@ -17,7 +17,7 @@ from autodist.batch.examples import Share, group_rows, length_of, require_rows_f
 from autodist.errors import CaptureError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import GlobalBatch, ReadBatch, Reading, global_batch_of
-from autodist.reading.data_sets import begins_within, elements_of
+from autodist.reading.data_sets import begins_within, elements_of, in_one_order
 from autodist.reading.element_sharding import reading_own
 from autodist.reading.file_sharding import ShardedFiles, sharding_changed
 from autodist.runtime.draws import Draws
@@ -91,6 +91,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         files = None if reading is None else reading.files
         self._files = None if files is None else ShardedFiles(dataset, files)
         self._own_source = None if reading is None else self._files or reading_own(dataset, reading)
+        self._whole = dataset if reading is None or self._files is not None else in_one_order(dataset)
         self.on_request: Callable[[], None] | None = None
         self.place = DataPosition(seed=global_seed())
         self._is_iterator = isinstance(dataset, Iterator)  # it can be started once, so that all loops over it are one
@@ -254,7 +255,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     @property
     def _source(self) -> Iterable[Any]:
-        return self._dataset if self._own_source is None else self._own_source
+        return self._whole if self._own_source is None else self._own_source
 
     @property
     def _is_of_tensorflow(self) -> bool:

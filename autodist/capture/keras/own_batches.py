@@ -24,7 +24,7 @@ from autodist.batch.axis import keras_name
 from autodist.errors import CaptureError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches, WorkerParts
-from autodist.reading.data_sets import kind_of
+from autodist.reading.data_sets import in_one_order, kind_of
 from autodist.reading.element_sharding import reading_own
 from autodist.reading.file_sharding import ShardedFiles
 from autodist.tf_compat.do_not_convert import ours
@@ -77,6 +77,8 @@ def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
                 f"{data} uses ad.batch_slice, and {model.name} is evaluated on it: there each worker would see its "
                 "own part alone. Evaluate on a PyDataset that returns whole batches."
             )
+        else:
+            made._distributed_dataset = in_one_order(made._distributed_dataset)
         return made
 
     with patched({EPOCH_ITERATOR: make}):
@@ -94,8 +96,8 @@ def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: boo
     if is_cut:
         return WorkerParts(whole)
     if reading.rows is None:
-        return whole
-    return own_arrays(batches.data_adapter, reading.rows) or reading_own(whole, reading) or whole
+        return in_one_order(whole)
+    return own_arrays(batches.data_adapter, reading.rows) or reading_own(whole, reading) or in_one_order(whole)
 
 
 def _changes_within_iteration(batches: trainer.TFEpochIterator) -> bool:

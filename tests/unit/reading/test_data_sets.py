@@ -1,4 +1,5 @@
 import gc
+import time
 import weakref
 from collections import namedtuple
 from typing import Any
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.reading.data_sets import quick_read
+from autodist.reading.data_sets import has_one_order, in_one_order, quick_read
 
 Pair = namedtuple("Pair", ["images", "labels"])
 X = np.arange(10, dtype=np.float32).reshape(5, 2)
@@ -99,3 +100,45 @@ def test_it_does_not_keep_the_iterator() -> None:
     gc.collect()
     assert read is not None
     assert kept() is None
+
+
+def later_ones_first(number: tf.Tensor) -> tf.Tensor:
+    def wait(given: tf.Tensor) -> tf.Tensor:
+        time.sleep(0.02 * (3 - int(given)))
+        return given
+
+    return tf.py_function(wait, [number], tf.int64)
+
+
+def in_any_order() -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = False
+    return options
+
+
+NUMBERS = tf.data.Dataset.range(4)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        NUMBERS.map(later_ones_first, 4, deterministic=False),
+        NUMBERS.map(later_ones_first, 4).with_options(in_any_order()),
+        NUMBERS.interleave(
+            lambda n: tf.data.Dataset.from_tensors(n).map(later_ones_first),
+            4,
+            num_parallel_calls=4,
+            deterministic=False,
+        ).prefetch(1),
+    ],
+    ids=["map", "option", "interleave"],
+)
+def test_all_workers_read_in_one_order(dataset: tf.data.Dataset) -> None:
+    assert not has_one_order(dataset)
+    assert list(in_one_order(dataset).as_numpy_iterator()) == [0, 1, 2, 3]
+    assert in_one_order(dataset).cardinality() == dataset.cardinality()
+
+
+def test_data_in_one_order_is_left_as_it_is() -> None:
+    for data in (NUMBERS.map(lambda n: n + 1, 4).shuffle(4).batch(2), [1, 2]):
+        assert in_one_order(data) is data
