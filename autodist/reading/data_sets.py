@@ -74,7 +74,7 @@ def _log_one_order() -> None:
     )  # fmt: skip
 
 
-class _InOneOrder(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]  # TensorFlow's class has no types
+class _InOneOrder(dataset_ops.UnaryUnchangedStructureDataset):
     """A data set in which `deterministic=False` has no effect."""
 
     def __init__(self, dataset: Any) -> None:
