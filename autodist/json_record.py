@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 class JSONRecord:
     """Base of a frozen dataclass that is encoded as JSON; its fields may be dataclasses, tuples and enumerations.
 
-    The standard library's JSON represents lone surrogates, which Python uses in names of files; pydantic's does not.
+    The standard library's JSON represents lone surrogates, which Python uses in names of files; pydantic's does not. In
+    keys of mappings they are replaced.
     """
 
     def encode(self) -> bytes:

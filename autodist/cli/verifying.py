@@ -179,7 +179,9 @@ def verify_script(
             no_floor = str(error)
         if FLOORS * floor > limit:
             limit = FLOORS * floor
+            measured = rounding is not None and floor == rounding.floor
             precision = f"in float64 and parts in a lower precision, whose rounding floor is {floor:.1e}"
+            precision += "" if measured else " at least"
             compared = compare(reference, other, limit)
     if rounding is not None and compared.first is not None:
         compared = compare(reference, other, limit, rounding.limits)

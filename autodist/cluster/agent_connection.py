@@ -112,8 +112,13 @@ class RequestConnection(AgentConnection):
         self.wait(_END_LIMIT)
         self.close()
 
-    def next_answer(self, kind: type[_Answer], limit: float) -> _Answer:
+    def next_answer(self, kind: type[_Answer], limit: float, option: str = "reach_timeout") -> _Answer:
         """Returns the next message of a kind, and drops others, such as heartbeats.
+
+        Args:
+            kind: the class of the message.
+            limit: seconds to wait for it.
+            option: the option of the YAML from which the limit follows.
 
         Raises:
             ClusterError: the machine cannot be reached, or sends no such message for `limit` seconds.
@@ -125,7 +130,7 @@ class RequestConnection(AgentConnection):
             except queue.Empty:
                 raise ClusterError(
                     f"no answer within {limit:g} s; check that the machine is up and not overloaded, or raise "
-                    "`reach_timeout`"
+                    f"`{option}`"
                 ) from None
             if isinstance(answer, Lost):
                 raise ClusterError(answer.problem)

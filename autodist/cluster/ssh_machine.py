@@ -181,7 +181,9 @@ class SSHMachine(ABC, Generic[_Login]):
         if isinstance(error, SessionRefusedError):
             fix = "let its sshd_config allow sessions (`MaxSessions` 1 or more)"
         else:
-            fix = "the connection ended after the login; if the server was not stopped, its log has the reason"
+            fix = (
+                "the login succeeded, and then the connection ended or did not respond; the server's log has the reason"
+            )
         return ClusterError(f"{host}: the SSH server starts no command ({str(error) or type(error).__name__}); {fix}")
 
     @abstractmethod

@@ -26,8 +26,8 @@ def destroy_aside(reader: Any, resource: list[Any]) -> None:
     epoch has one that all wait for.
 
     The end of the process waits a moment for destructors in progress. If one takes longer, the process exits without
-    the destructors of TensorFlow's libraries (see `exit_without_destructors`): about one run in several thousand, whose
-    work was done, ended by SIGABRT.
+    the destructors of TensorFlow's libraries (see `exit_without_destructors`), which aborted about one run in several
+    thousand.
 
     Args:
         reader: an object whose end is that of the iterator.
@@ -38,12 +38,13 @@ def destroy_aside(reader: Any, resource: list[Any]) -> None:
 
 def _destroy(resource: list[Any]) -> None:
     thread = threading.Thread(target=_clear, args=(resource,), name="autodist-iterator", daemon=True)
+    _threads.add(thread)
     try:
         thread.start()
     except RuntimeError:  # Python 3.12 starts no thread once the script has ended
+        _threads.discard(thread)
         resource.clear()
         return
-    _threads.add(thread)
     if _has_script_ended():
         _wait_for_destructors()
 
@@ -54,6 +55,7 @@ def _clear(resource: list[Any]) -> None:
     while sys.getrefcount(resource[0]) > _ONLY_OURS and time.monotonic() < deadline and not _has_script_ended():
         time.sleep(0.001)
     resource.clear()
+    _threads.discard(threading.current_thread())
 
 
 def _has_script_ended() -> bool:
@@ -63,12 +65,12 @@ def _has_script_ended() -> bool:
 def _wait_for_destructors() -> None:
     """Waits up to `_END_LIMIT` for all threads together; an exit handler, and called by finalizers that run as such."""
     _end.append(time.monotonic() + _END_LIMIT)
-    for thread in list(_threads):
+    for thread in _threads.copy() - {threading.current_thread()}:
         thread.join(max(0.0, _end[0] - time.monotonic()))
         if thread.is_alive():
             exit_without_destructors()
 
 
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_threads: set[threading.Thread] = set()
 _end: list[float] = []  # the first is the moment, by `time.monotonic`, at which the process goes on to end
 atexit.register(_wait_for_destructors)

@@ -24,7 +24,7 @@ from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
 from autodist.runtime.input_consistency import FeedRole
-from autodist.sessions.sparse_placeholders import placeholder_of
+from autodist.sessions.sparse_placeholders import name_in_batch_axis
 
 _PASSING = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS) | {"NoOp"}
 
@@ -221,8 +221,7 @@ class SessionFeeds:
         if _is_open(tensor) or tensor.op.type in GETS or (tensor.shape.rank and tensor.shape[0] == self.rows):
             return 0
         if replicas > 1:
-            sparse = placeholder_of(tensor)
-            name = tensor.op.name if sparse is None else sparse.name
+            name = name_in_batch_axis(tensor)
             raise CaptureError(
                 f"{tensor.name} has the fixed shape {tensor.shape}, and a worker has {replicas} replicas: is it one "
                 "row per example, to be split, or the same for all? Leave its first axis open (None) for the one, set "

@@ -21,6 +21,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.find_stages import find_stages, written_handles
 from autodist.graph.flows import flows_of, row_axes
 from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
@@ -324,14 +325,23 @@ class SessionPlan:
         return self._run.steps.program(shared, self.strategy, self._names, fetching, kernels)[0]
 
 
+_SAVES = frozenset({"MergeV2Checkpoints", "RestoreV2", "SaveV2", "ShardedFilename"})
+_FORWARDS = having(Trait.IDENTITY) | {"Const", "NoOp", "PlaceholderWithDefault", "ReadVariableOp", "StringJoin"}
+"""Ops that compute nothing by themselves, as the inputs of savers and summaries."""
+
+
 def _without_records(whole: CapturedStep) -> CapturedStep:
-    """Returns a graph without the nodes that no update needs: summaries and savers, which the chief alone may have."""
+    """Returns a graph without summaries and savers, which the chief alone may have."""
     graph = whole.graph_index
     restoring = reach((node.name for node in graph.of_op("RestoreV2")), graph.consumers.__getitem__)
     handles = {variable.handle for variable in whole.variables}
     writes = [name for name, one in graph.effects.items() if handles & one.writes and name not in restoring]
     editor = GraphEditor(whole.graph_def)
-    editor.prune([*writes, *whole.named])
+    needed = editor.ancestors([*writes, *whole.named])
+    records = [node.name for node in graph.nodes.values() if node.op in _SAVES or "Summary" in node.op]
+    editor.remove(reach(records, graph.consumers.__getitem__) - needed)
+    editor.remove_unread(editor.names, lambda node: node.op not in _FORWARDS or node.name in needed)
+    editor.drop_lost_colocation()
     return replace(whole, graph_def=editor.to_graph_def())
 
 

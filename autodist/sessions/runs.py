@@ -19,6 +19,7 @@ from autodist.runtime.runnable import RunMetadata, RunOptions
 from autodist.sessions.feeds import SessionFeeds, examples_of
 from autodist.sessions.programs import Fetches, Prepared
 from autodist.sessions.requests import Request
+from autodist.sessions.sparse_placeholders import name_in_batch_axis
 
 log = logging.getLogger("autodist")
 
@@ -184,12 +185,12 @@ class SessionRuns:
         counts = self._run.index in self._run.spec.feeding_workers
         differing = self._differing({t: arrays[t] for t in whole_by_shape}, counts)
         if differing:
-            names = ", ".join(f"{t.name} {t.shape}" for t in differing)
+            names, key = ", ".join(f"{t.name} {t.shape}" for t in differing), name_in_batch_axis(differing[0])
             raise CaptureError(
                 f"the workers feed different values for tensors of a fixed shape: {names}. Are they one row per "
                 "example, or the same for all? Leave the first axis open (None) for the one, or set the batch axis, "
-                f"create_distributed_session(batch_axis={{{differing[0].op.name!r}: 0}}); for the other feed the same "
-                f"on every worker, or set batch_axis={{{differing[0].op.name!r}: None}}, and each computes with its "
+                f"create_distributed_session(batch_axis={{{key!r}: 0}}); for the other feed the same "
+                f"on every worker, or set batch_axis={{{key!r}: None}}, and each computes with its "
                 "own value."
             )
         self._compared |= {t.name for t in whole_by_shape}

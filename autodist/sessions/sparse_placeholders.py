@@ -23,12 +23,14 @@ class SparsePlaceholder:
     Attributes:
         name: its name.
         rows: converts values.
+        values: the values of the sparse tensor.
         arrays: the placeholders of a mask, the values and the indices on each axis but the first.
         lengths: those of the lengths that the script has left open, by axis.
     """
 
     name: str
     rows: SparseRows
+    values: tf.Tensor
     arrays: Sequence[tf.Tensor]
     lengths: Mapping[int, tf.Tensor]
 
@@ -77,7 +79,10 @@ def _lengths(shape: Any) -> list[int | None] | None:
         return [None, None]
     if isinstance(shape, tf.Tensor):
         shape = tf.get_static_value(shape)
-    lengths = None if shape is None else tf.TensorShape(shape).as_list()
+    if shape is None:
+        return None
+    shape = shape if isinstance(shape, tf.TensorShape) else [None if n == -1 else n for n in shape]
+    lengths: list[int | None] | None = None if tf.TensorShape(shape).rank is None else tf.TensorShape(shape).as_list()
     return lengths if lengths is not None and len(lengths) > 1 else None
 
 
@@ -93,7 +98,7 @@ def _placeholder(dtype: tf.DType, lengths: Sequence[int | None], name: str | Non
         open_lengths = {axis: tf.compat.v1.placeholder(tf.int64, [], "length") for axis in opened}
         rows = SparseRows(tuple(open_lengths.get(axis, length) for axis, length in enumerate(lengths) if axis))
         sparse = rows.tensor(*arrays)
-    made = SparsePlaceholder(scope.rstrip("/"), rows, arrays, open_lengths)
+    made = SparsePlaceholder(scope.rstrip("/"), rows, sparse.values, arrays, open_lengths)
     _made.setdefault(sparse.values.graph, {})[made.name] = made
     return sparse
 
@@ -103,7 +108,8 @@ def placeholder_of(tensor: Any) -> SparsePlaceholder | None:
     of = tensor.values if isinstance(tensor, tf.SparseTensor) else tensor
     if not isinstance(of, tf.Tensor):
         return None
-    return _made.get(of.graph, {}).get(of.op.name.rpartition("/")[0])
+    found = _made.get(of.graph, {}).get(of.op.name.rpartition("/")[0])
+    return found if found is not None and any(of is one for one in (found.values, *found.arrays)) else None
 
 
 def fed_by_rows(feeds: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -119,6 +125,12 @@ def fed_by_rows(feeds: Mapping[Any, Any]) -> Mapping[Any, Any]:
         sparse = placeholder_of(key)
         found |= {key: value} if sparse is None else sparse.feeds(value)
     return found
+
+
+def name_in_batch_axis(tensor: tf.Tensor) -> str:
+    """Returns the name of a fed tensor as a key of `batch_axis`."""
+    sparse = placeholder_of(tensor)
+    return str(tensor.op.name) if sparse is None else sparse.name
 
 
 def axes_by_placeholder(batch_axis: Mapping[Any, Any], graph: tf.Graph) -> Iterator[tuple[Any, Any]]:

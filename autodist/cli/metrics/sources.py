@@ -138,12 +138,12 @@ class RemoteFolder:
         (channel,) = open_channels(self._spec, self._node, 1, module, retry_limit=_RETRY_LIMIT)
         self._connection = RequestConnection("follow", channel)
         self._connection.send(FollowRequest(self._folder))
-        self._limit = self._spec.reach_timeout + self._spec.connect_timeout
+        self._limit, self._option = self._spec.reach_timeout + self._spec.connect_timeout, "reach_timeout"
         return self
 
     def read(self) -> NewLines:
-        message = self._connection.next_answer(NewLines, self._limit)
-        self._limit = self._spec.silence_timeout
+        message = self._connection.next_answer(NewLines, self._limit, self._option)
+        self._limit, self._option = self._spec.silence_timeout, "silence_timeout"
         return message
 
     def __exit__(self, *about: object) -> None:

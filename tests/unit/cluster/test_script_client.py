@@ -111,10 +111,10 @@ def saving_chief(monkeypatch: pytest.MonkeyPatch) -> Chief:
 def test_the_first_sigterm_and_its_repeats_are_reported_once_to_a_chief_that_saves_then(
     saving_chief: Chief, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heeds = watch_script_end().delays_termination
-    assert [heeds(), heeds()] == [True, True]
+    delays = watch_script_end().delays_termination
+    assert [delays(), delays()] == [True, True]
     monkeypatch.setattr(preemption_notice, "REPEATS_WITHIN", 0.0)
-    assert not heeds()
+    assert not delays()
     assert [saving_chief.receive_text(), saving_chief.receive_text()] == [Joined(), Leaving()]
     saving_chief.end()
 

@@ -86,7 +86,7 @@ def test_a_machine_that_never_comes_is_reported_after_that_time(monkeypatch: pyt
     assert "if machines take longer to boot, raise `connect_timeout`." in str(caught.value)
 
 
-def test_without_patience_it_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_time_limit_it_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, REFUSED, failures=10**6)
     with pytest.raises(ClusterError, match=r"it failed\.\Z"):
         machine.log_in(0)

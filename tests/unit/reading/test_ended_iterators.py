@@ -105,7 +105,6 @@ ended_iterators.destroy_aside(reader, reader.resource)
 
 
 @pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread once the script has ended")
-@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread once the script has ended")
 def test_a_script_ends_without_waiting_long_for_the_iterator_that_it_still_reads() -> None:
     assert _output(_script(10 * LIMIT, "")) == b""
 

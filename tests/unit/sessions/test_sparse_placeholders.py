@@ -87,3 +87,18 @@ def test_what_cannot_be_split_is_refused() -> None:
             session.run(loss, {words: v1.SparseTensorValue([[0, 0, 0]], [1], [2, 2, 2])})
         with pytest.raises(CaptureError, match=r"fixed shape.*batch_axis=\{'fixed': None\}"):
             session.run(tf.sparse.to_dense(fixed), {fixed: v1.SparseTensorValue([[0, 0]], [1.0], [4, 4])})
+
+
+@pytest.mark.parametrize(
+    ("shape", "static"),
+    [
+        (None, [None, None]),
+        ([-1, 5], [None, 5]),
+        (np.array([4, 5]), [4, 5]),
+        (tf.TensorShape([None, 2, 3]), [None, 2, 3]),
+    ],
+    ids=str,
+)
+def test_shapes_are_those_of_tensorflow_s_placeholders(shape: Any, static: list[int | None]) -> None:
+    with tf.Graph().as_default(), autodist().scope():
+        assert v1.sparse_placeholder(tf.int64, shape).shape.as_list() == static
