@@ -16,7 +16,7 @@ from autodist.sessions.programs import _without_records
 v1 = tf.compat.v1
 
 
-def compared(is_chief: bool, reduce: Callable[[tf.Tensor], tf.Tensor] = tf.reduce_mean) -> Fingerprint:
+def compared(is_chief: bool, reduce: Callable[..., tf.Tensor] = tf.reduce_mean) -> Fingerprint:
     with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float32, [None, 3])
         weight = v1.get_variable("weight", [3, 1], use_resource=True)
