@@ -117,6 +117,11 @@ class Forwards:
         node = self._nodes[worker]
         return () if node is None else self._ports_of(node)
 
+    def why_lost(self, node: Node) -> str | None:
+        """Returns the reason that the ports of a machine are not forwarded any more; None if there is none."""
+        connection = self._connections.get(node.address)
+        return None if connection is None or connection.lost is None else connection.lost.problem
+
     def close(self) -> None:
         """Ends all connections, and with them the forwards."""
         connections, stopwatch = list(self._connections.values()), Stopwatch()

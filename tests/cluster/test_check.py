@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import HOST_KINDS
+from tests.cluster.hosts import HOST_KINDS, LoopbackHosts
 from tests.cluster.runs import MARK, all_gone, survivors, within
 
 pytestmark = pytest.mark.processes
@@ -77,6 +77,24 @@ def test_check_reaches_the_machines_by_the_ssh_program(tmp_path: Path) -> None:
     assert [machine["is_reached"] for machine in machines] == [True, True]
     assert [machine["faults"] for machine in machines] == [[], []]
     assert "transport" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["DisableForwarding yes", "Banner none"])
+def test_the_forwards_of_encrypt_are_checked(tmp_path: Path, option: str) -> None:
+    mark, folder = secrets.token_hex(8), tmp_path / "hosts"
+    folder.mkdir()
+    with LoopbackHosts(folder, 1, {MARK: mark}, options=[option]) as hosts:
+        (tmp_path / "cluster.yml").write_text(json.dumps(hosts.spec() | {"encrypt": "ssh"}))
+        done = subprocess.run(
+            hosts.chief_command([sys.executable, "-m", "autodist", "check", "--no-links", "--json", "cluster.yml"]),
+            cwd=tmp_path, env=os.environ | {MARK: mark}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=LIMIT, check=False,
+        )  # fmt: skip
+        assert all_gone(mark)
+    chief, machine = json.loads(done.stdout)["machines"]
+    assert chief["faults"] == []
+    is_refused = option.startswith("DisableForwarding")
+    assert [("forwards no ports" in fault) for fault in machine["faults"]] == [True] * is_refused
 
 
 def test_ctrl_c_while_links_are_measured_leaves_nothing(tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from autodist.cli.checking.messages import (
 )
 from autodist.cluster.addresses import host_and_port
 from autodist.cluster.agent_connection import RequestConnection
+from autodist.cluster.forwards import Forwards
 from autodist.cluster.protocol import Message
 from autodist.cluster.transport import Channel, open_channels
 from autodist.errors import ClusterError
 from autodist.resources import Node, ResourceSpec, Worker
 from autodist.runtime.clocks import ClockOffset, measure_offset
+from autodist.waits import Condition
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -36,6 +38,9 @@ _RETRY_LIMIT = 5.0
 """Seconds to wait for a machine that does not answer; the user can simply repeat the check."""
 
 _INSPECT_LIMIT, _CLOCK_LIMIT = 120.0, 10.0
+
+_ANY_PORT = 9
+"""Nothing connects to it: the forwards are opened and ended."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,22 @@ def check_all_machines(
         # With `encrypt`, no machine connects to a port of another one.
         addresses = () if spec.encrypt else tuple(address for one in checked for address in one.addresses)
         show("trying the ports from each machine to each")
-        return list(pool.map(lambda check, one: check.reach(one, addresses), checks, checked))
+        reached = list(pool.map(lambda check, one: check.reach(one, addresses), checks, checked))
+    return _with_forwards(spec, reached) if spec.encrypt else reached
+
+
+def _with_forwards(spec: ResourceSpec, checked: Sequence[CheckedMachine]) -> list[CheckedMachine]:
+    """Opens the forwards of `encrypt`, if every machine was reached; the problem of a machine is why it has none."""
+    if any(one.machine is None for one in checked):
+        return list(checked)
+    ports = {one.node: iter(one.machine.ports) for one in checked if one.machine is not None}
+    forwards = Forwards(spec, Condition(), lambda connection: None)
+    try:
+        forwards.open([next(ports[worker.node]) or _ANY_PORT for worker in spec.workers], None, lambda: False)
+    except ClusterError:
+        return [replace(one, problem=one.problem or forwards.why_lost(one.node)) for one in checked]
+    forwards.close()
+    return list(checked)
 
 
 class _MachineCheck:
