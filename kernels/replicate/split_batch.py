@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
@@ -81,16 +80,15 @@ def _cutting(count: int, inputs: tuple[tuple[tf.DType, tf.TensorShape, int], ...
     """Maps the number of examples and the inputs to the size of each replica's part and, per input, the parts."""
 
     def build(examples: tf.Tensor, *wholes: tf.Tensor) -> list[tf.Tensor]:
-        sizes = (examples + np.arange(count)[::-1, None]) // count
-        # A replica without examples gets an existing row.
-        begins = tf.minimum(tf.cumsum(sizes, exclusive=True), tf.maximum(examples - 1, 0))
-        ends = begins + tf.maximum(sizes, 1)
+        share, rest = examples // count, examples % count
+        sizes = [share + tf.cast(k < rest, tf.int64) for k in range(count)]
+        starts = [first_example(k, share, rest) for k in range(count)]
         parts = [
-            part
+            _rows(whole, axis, starts[k], sizes[k])
             for whole, (_, _, axis) in zip(wholes, inputs, strict=True)
-            for part in _slices(whole, axis, begins, ends, count)
+            for k in range(count)
         ]
-        return [*tf.unstack(tf.reshape(sizes, [count])), *parts]
+        return [*sizes, *parts]
 
     return Template([tf.TensorSpec([], tf.int64), *(tf.TensorSpec(shape, dtype) for dtype, shape, _ in inputs)], build)
 
@@ -100,18 +98,13 @@ def first_example(part: int | tf.Tensor, share: tf.Tensor, rest: tf.Tensor) -> t
     return part * share + tf.minimum(tf.convert_to_tensor(part, tf.int64), rest)
 
 
-def _slices(whole: tf.Tensor, axis: int, begins: tf.Tensor, ends: tf.Tensor, count: int) -> list[tf.Tensor]:
-    """Returns `count` slices along an axis, which need not know the rank.
-
-    Args:
-        whole: what is sliced.
-        axis: the axis; masks make the op ignore the bounds of the axes before it.
-        begins: the first row of each, int64, [count, 1].
-        ends: the row after the last of each, likewise.
-        count: the number of slices.
-    """
-    before, strides = 2**axis - 1, np.ones(axis + 1, np.int64)
-    if axis:
-        begins, ends = tf.tile(begins, [1, axis + 1]), tf.tile(ends, [1, axis + 1])
-    bounds = zip(tf.unstack(begins, count), tf.unstack(ends, count), strict=True)
-    return [tf.strided_slice(whole, *bound, strides, begin_mask=before, end_mask=before) for bound in bounds]
+def _rows(whole: tf.Tensor, axis: int, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Returns `size` rows from `start`; if `size` is 0, one existing row."""
+    begin = tf.minimum(start, tf.shape(whole, out_type=tf.int64)[axis] - 1)
+    rank = whole.shape.rank
+    if rank is None:  # known when the step runs
+        is_split = tf.equal(tf.range(tf.rank(whole)), axis)
+        return tf.slice(whole, tf.where(is_split, begin, 0), tf.where(is_split, tf.maximum(size, 1), -1))
+    at = [begin if a == axis else tf.constant(0, tf.int64) for a in range(rank)]
+    length = [tf.maximum(size, 1) if a == axis else tf.constant(-1, tf.int64) for a in range(rank)]
+    return tf.slice(whole, tf.stack(at), tf.stack(length))

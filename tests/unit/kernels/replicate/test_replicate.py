@@ -30,8 +30,8 @@ CASES = {
         e = Exp(w)
       - y = MatMul(x, e)
       - run y
-      + y = MatMul(autodist/split_batch/StridedSlice, e)
-      + autodist/replica_1/y = MatMul(autodist/split_batch/StridedSlice_1, e)
+      + y = MatMul(autodist/split_batch/Slice, e)
+      + autodist/replica_1/y = MatMul(autodist/split_batch/Slice_1, e)
       + autodist/examples = Placeholder(dtype=int64, shape=[])
       + run y, autodist/replica_1/y
     """,
@@ -41,10 +41,10 @@ CASES = {
         axes = [0, 1]
         w = ReadVariableOp(v)
       - y = MatMul(x, w)
-      + y = MatMul(autodist/split_batch/StridedSlice, w)
+      + y = MatMul(autodist/split_batch/Slice, w)
         loss = Sum(y, axes)
       - return loss:0
-      + autodist/replica_1/y = MatMul(autodist/split_batch/StridedSlice_1, w)
+      + autodist/replica_1/y = MatMul(autodist/split_batch/Slice_1, w)
       + autodist/replica_1/loss = Sum(autodist/replica_1/y, axes)
       + autodist/examples = Placeholder(dtype=int64, shape=[])
       + return autodist/output/0/Identity:0
