@@ -137,7 +137,8 @@ def _check_local(path: str) -> str:
 
 
 _Folder = Annotated[Line, AfterValidator(_make_absolute)]
-_LocalFolder = Annotated[Line, AfterValidator(_check_local), AfterValidator(_make_absolute)]
+# One validator: of several beside a `Field`, pydantic 2.11.0 calls the last alone.
+_LocalFolder = Annotated[Line, AfterValidator(lambda folder: _make_absolute(_check_local(folder)))]
 
 
 _LONGEST_MINUTES = 100_000
