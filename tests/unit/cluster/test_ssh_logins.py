@@ -100,7 +100,7 @@ def test_without_a_time_limit_it_is_tried_once(monkeypatch: pytest.MonkeyPatch) 
             paramiko.ChannelException(2, "Connect failed"),
             r"\(ChannelException\(2, .*\)\); .*`MaxSessions`",
         ),
-        (EOFError(), r"\(EOFError\); the connection ended after the login"),
+        (EOFError(), r"\(EOFError\); the login succeeded, and then the connection ended"),
     ],
     ids=["no-session", "hung-up"],
 )
