@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -325,8 +326,8 @@ class SessionPlan:
         return self._run.steps.program(shared, self.strategy, self._names, fetching, kernels)[0]
 
 
-_SAVES = frozenset({"MergeV2Checkpoints", "RestoreV2", "SaveV2", "ShardedFilename"})
-_FORWARDS = having(Trait.IDENTITY) | {"Const", "NoOp", "PlaceholderWithDefault", "ReadVariableOp", "StringJoin"}
+_RECORDS = re.compile("Summary|SaveV2|RestoreV2|MergeV2Checkpoints|ShardedFilename")
+_INPUTS = having(Trait.IDENTITY | Trait.SOURCE | Trait.FED) | {"ReadVariableOp"}
 """Ops that compute nothing by themselves, as the inputs of savers and summaries."""
 
 
@@ -338,9 +339,9 @@ def _without_records(whole: CapturedStep) -> CapturedStep:
     writes = [name for name, one in graph.effects.items() if handles & one.writes and name not in restoring]
     editor = GraphEditor(whole.graph_def)
     needed = editor.ancestors([*writes, *whole.named])
-    records = [node.name for node in graph.nodes.values() if node.op in _SAVES or "Summary" in node.op]
+    records = [node.name for node in graph.nodes.values() if _RECORDS.search(node.op)]
     editor.remove(reach(records, graph.consumers.__getitem__) - needed)
-    editor.remove_unread(editor.names, lambda node: node.op not in _FORWARDS or node.name in needed)
+    editor.remove_unread(editor.names, lambda node: node.op not in _INPUTS or node.name in needed)
     editor.drop_lost_colocation()
     return replace(whole, graph_def=editor.to_graph_def())
 
