@@ -44,9 +44,7 @@ class SparseRows:
         columns_found = [at[:, 0], *(tf.gather_nd(column, at) for column in columns)]
         indices = tf.concat([tf.expand_dims(column, 1) for column in columns_found], axis=1)
         rows = tf.shape(present, tf.int64)[0] if present.shape[0] is None else present.shape[0]
-        shape = tf.stack(
-            [tf.convert_to_tensor(rows, tf.int64), *(tf.convert_to_tensor(n, tf.int64) for n in self.dims)]
-        )
+        shape = tf.stack([tf.convert_to_tensor(n, tf.int64) for n in (rows, *self.dims)])
         return tf.SparseTensor(indices, tf.gather_nd(values, at), shape)
 
 

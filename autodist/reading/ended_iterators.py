@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 from autodist.process_exit import exit_without_destructors
+from autodist.waits import join_all
 
 _OTHER_OWNERS_LIMIT = 1.0  # seconds
 _END_LIMIT = 1.0  # seconds for which the end of the process waits for destructors in progress
@@ -65,10 +66,10 @@ def _has_script_ended() -> bool:
 def _wait_for_destructors() -> None:
     """Waits up to `_END_LIMIT` for all threads together; an exit handler, and called by finalizers that run as such."""
     _end.append(time.monotonic() + _END_LIMIT)
-    for thread in _threads.copy() - {threading.current_thread()}:
-        thread.join(max(0.0, _end[0] - time.monotonic()))
-        if thread.is_alive():
-            exit_without_destructors()
+    threads = [one for one in _threads.copy() if one.is_alive() and one is not threading.current_thread()]
+    join_all(threads, _end[0] - time.monotonic())
+    if any(thread.is_alive() for thread in threads):
+        exit_without_destructors()
 
 
 _threads: set[threading.Thread] = set()

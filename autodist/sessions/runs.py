@@ -189,9 +189,8 @@ class SessionRuns:
             raise CaptureError(
                 f"the workers feed different values for tensors of a fixed shape: {names}. Are they one row per "
                 "example, or the same for all? Leave the first axis open (None) for the one, or set the batch axis, "
-                f"create_distributed_session(batch_axis={{{key!r}: 0}}); for the other feed the same "
-                f"on every worker, or set batch_axis={{{key!r}: None}}, and each computes with its "
-                "own value."
+                f"create_distributed_session(batch_axis={{{key!r}: 0}}); for the other feed the same on every worker, "
+                f"or set batch_axis={{{key!r}: None}}, and each computes with its own value."
             )
         self._compared |= {t.name for t in whole_by_shape}
 

@@ -81,9 +81,8 @@ def _lengths(shape: Any) -> list[int | None] | None:
         shape = tf.get_static_value(shape)
     if shape is None:
         return None
-    shape = shape if isinstance(shape, tf.TensorShape) else [None if n == -1 else n for n in shape]
-    lengths: list[int | None] | None = None if tf.TensorShape(shape).rank is None else tf.TensorShape(shape).as_list()
-    return lengths if lengths is not None and len(lengths) > 1 else None
+    static = shape if isinstance(shape, tf.TensorShape) else tf.TensorShape([None if n == -1 else n for n in shape])
+    return static.as_list() if static.rank is not None and static.rank > 1 else None
 
 
 def _placeholder(dtype: tf.DType, lengths: Sequence[int | None], name: str | None) -> tf.SparseTensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,20 +12,12 @@ import tensorflow as tf
 
 from autodist.capture.keras.distribution import run_settings
 from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
-from autodist.runs.keras_values import defer_values
 from autodist.runtime.deferred_values import defer, deferred
 from autodist.strategies import FSDP, PS, AllReduce, Mesh, Pipeline, divides_variables
 
+pytestmark = pytest.mark.usefixtures("divided_run")
+
 LARGE = (1024, 513)
-
-
-@pytest.fixture(autouse=True)
-def _run() -> Iterator[None]:
-    before = [*run_settings._current]
-    defer_values()
-    set_run(RunSettings(("cpu:0", "cpu:1"), divides_variables=True))
-    yield
-    run_settings._current[:] = before
 
 
 def make(initializer: Any, shape: tuple[int, ...] = LARGE, dtype: str = "float32") -> keras.Variable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.keras.distribution import run_settings
 from autodist.capture.keras.distribution.run_settings import RunSettings, set_run
 from autodist.errors import CheckpointError
-from autodist.runs.keras_values import defer_values
 from autodist.runtime.deferred_values import deferred
 from tests.versions import since_keras
 
-pytestmark = since_keras("3.11", "a store that reads weights as arrays")
+pytestmark = [pytest.mark.usefixtures("divided_run"), since_keras("3.11", "a store that reads weights as arrays")]
 
 WIDTH = 600
-
-
-@pytest.fixture(autouse=True)
-def _run() -> Iterator[None]:
-    before = [*run_settings._current]
-    defer_values()
-    set_run(RunSettings(("cpu:0", "cpu:1"), divides_variables=True))
-    yield
-    run_settings._current[:] = before
 
 
 def made(dtype: str = "float32") -> keras.Model:
